@@ -107,11 +107,11 @@ def _read(path: Path) -> bytes:
 
 def _digest(*contents: bytes) -> str:
     """Contents go with their lengths: so that no end of one is the beginning of another."""
-    made = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    made = hashlib.sha256()  # which processors have instructions for: a third of the time of blake2b
     for content in contents:
         made.update(len(content).to_bytes(8, "little"))
         made.update(content)
-    return made.hexdigest()
+    return made.hexdigest()[: 2 * DIGEST_BYTES]
 
 
 def _is_finite(tensor: Tensor) -> bool:

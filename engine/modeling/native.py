@@ -168,7 +168,7 @@ class NativeDecoder:
         return self._pool
 
     def reserve_adapters(self, count: int, max_rank: int) -> None:
-        self._adapters = NativeAdapters(count, self._native.lora_width)
+        self._adapters = NativeAdapters(count, self._native)
         self._model.adapters = self._adapters.table
 
     def hold_adapter(self, place: int, adapter: LoraAdapter) -> None:

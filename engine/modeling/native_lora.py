@@ -7,16 +7,15 @@ import ctypes
 from engine.lora.adapter import SLOTS, LoraAdapter
 from engine.weights.pages import Arena, padded
 from kernels.cpu import abi
-from kernels.cpu.lora import NOTHING, PackedLora, pack_embedding, pack_lora, packed_size, padded_columns
+from kernels.cpu.lora import NOTHING, LoraPacker, PackedLora, pack_embedding, pack_lora, packed_size, padded_columns
 
 
 class NativeAdapters:
     """The table that `PgModel.adapters` points at.  A place is written only while no step names it."""
 
-    def __init__(self, count: int, width: int) -> None:
-        """`width`: columns of a vector, Native.lora_width."""
+    def __init__(self, count: int, native: LoraPacker) -> None:
         self.table = (ctypes.POINTER(abi.PgLora) * count)()
-        self._width = width
+        self._native = native
         self._held: dict[int, tuple[ctypes.Array[abi.PgLora], list[PackedLora]]] = {}
 
     def hold(self, place: int, adapter: LoraAdapter) -> None:
@@ -25,9 +24,9 @@ class NativeAdapters:
         layered = [slots.get(slot, ()) for slots in adapter.layers for slot in SLOTS]
         parts = [part for own in (*layered, head) for part in own]
         memory = Arena(sum(padded(packed_size(part, adapter.dtype)) for part in parts))
-        packed = [pack_lora(own, self._width, adapter.dtype, memory.take) for own in (*layered, head)]
+        packed = [pack_lora(own, self._native, adapter.dtype, memory.take) for own in (*layered, head)]
         embedding = adapter.embedding
-        packed.append(NOTHING if embedding is None else pack_embedding(embedding, self._width, adapter.dtype))
+        packed.append(NOTHING if embedding is None else pack_embedding(embedding, self._native, adapter.dtype))
         structs = (abi.PgLora * len(packed))(*(one.struct for one in packed))
         self._held[place] = structs, packed
         self.table[place] = ctypes.cast(structs, ctypes.POINTER(abi.PgLora))

@@ -304,6 +304,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "pg_route": (None, [_MODEL, POINTER(PgLayer), _ADDRESS, c_int64, _ADDRESS, _ADDRESS]),
     "pg_lora": (None, [POINTER(POINTER(PgLora)), _ADDRESS, c_int64, c_int64, c_int64, c_int32, _ADDRESS]),
     "pg_lora_width": (c_int32, []),
+    "pg_pack_lora": (None, [POINTER(PgLoraPart), c_int64, c_int32, _ADDRESS, _ADDRESS]),
     "pg_argmax": (None, [_ADDRESS, c_int64, c_int64, _ADDRESS]),
     "pg_gumbel_argmax": (None, [_ADDRESS, c_int64, c_int64, *[_ADDRESS] * 5]),
     "pg_truncation": (None, [_ADDRESS, c_int64, c_int64, *[_ADDRESS] * 5]),

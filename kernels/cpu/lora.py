@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,7 +14,6 @@ from kernels.cpu.packing import FORMATS
 from kernels.ops.lora import LoraPart
 
 CHUNK = 32  # features of A that lie together
-BLOCK = 16  # ranks of A that are computed together
 COLUMNS = 32  # of a packed panel, at most
 
 Take = Callable[[int], Tensor]  # so many bytes, zeros, at a multiple of 64: [size] uint8
@@ -21,6 +21,15 @@ Take = Callable[[int], Tensor]  # so many bytes, zeros, at a multiple of 64: [si
 
 def new_bytes(size: int) -> Tensor:  # [size] uint8
     return torch.zeros(size, dtype=torch.uint8)
+
+
+class LoraPacker(Protocol):
+    """What `Native` has."""
+
+    @property
+    def lora_width(self) -> int: ...
+
+    def pack_lora(self, down: Tensor | None, up: Tensor, packed_down: Tensor | None, packed_up: Tensor) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +58,7 @@ def _up_ranks(part: LoraPart) -> int:
 
 def pack_lora(
     parts: Sequence[LoraPart],
-    width: int,  # columns of a vector: Native.lora_width
+    native: LoraPacker,
     dtype: torch.dtype,  # float32 or bfloat16
     take: Take = new_bytes,
 ) -> PackedLora:
@@ -59,14 +68,12 @@ def pack_lora(
     struct = abi.PgLora(num_parts=len(parts), format=FORMATS[dtype])
     held: list[Tensor] = []
     for own, part in zip(struct.parts, parts, strict=False):
-        if part.out_features % width:
-            raise ValueError(f"{part.out_features} output features are no multiple of {width}")
+        _check_vectors(part, native.lora_width)
         own.n, own.rank, own.scale = part.out_features, part.rank, part.scale
         if part.down is not None and part.up is not None:
             memory = take(packed_size(part, dtype)).view(dtype)
             size = _down_features(part)
-            _pack_down(part.down, memory[:size])
-            _pack_up(part.up, memory[size:], width)
+            native.pack_lora(part.down.to(dtype), part.up.to(dtype), memory[:size], memory[size:])
             own.down, own.up = memory.data_ptr(), memory[size:].data_ptr()
             held.append(memory)
     return PackedLora(struct, tuple(held))
@@ -74,18 +81,17 @@ def pack_lora(
 
 def pack_embedding(
     part: LoraPart,  # A [rank, vocab_size]
-    width: int,  # columns of a vector: Native.lora_width
+    native: LoraPacker,
     dtype: torch.dtype,
 ) -> PackedLora:
     """Raises ValueError where vectors do not divide the hidden size."""
-    if part.out_features % width:
-        raise ValueError(f"{part.out_features} output features are no multiple of {width}")
+    _check_vectors(part, native.lora_width)
     assert part.down is not None
     assert part.up is not None
     ranks = _up_ranks(part)
     table, up = torch.zeros(part.down.shape[1], ranks, dtype=dtype), torch.zeros(ranks * part.out_features, dtype=dtype)
     table[:, : part.rank] = part.down.t()
-    _pack_up(part.up, up, width)
+    native.pack_lora(None, part.up.to(dtype), None, up)
     struct = abi.PgLora(num_parts=1, format=FORMATS[dtype])
     struct.parts[0] = abi.PgLoraPart(table.data_ptr(), up.data_ptr(), part.rank, part.out_features, part.scale)
     return PackedLora(struct, (table, up))
@@ -99,30 +105,6 @@ def padded_columns(part: LoraPart) -> LoraPart:
     return replace(part, out_features=part.out_features + missing, up=up)
 
 
-def _pack_down(down: Tensor, out: Tensor) -> None:
-    """[rank, in_features] into blocks of ranks: [chunks, ranks, CHUNK]."""
-    rank, features = down.shape
-    whole, padded = features // CHUNK * CHUNK, -(-features // CHUNK) * CHUNK
-    for first in range(0, rank, BLOCK):
-        rows = down[first : first + BLOCK].to(out.dtype)
-        block = out[first * padded : (first + len(rows)) * padded].view(-1, len(rows), CHUNK)
-        if whole == padded:  # eight bytes at a time
-            words = rows.contiguous().view(torch.int64).view(len(rows), whole // CHUNK, -1)
-            block.view(torch.int64).copy_(words.transpose(0, 1))
-            continue
-        block[: whole // CHUNK] = rows[:, :whole].reshape(len(rows), -1, CHUNK).transpose(0, 1)
-        block[-1, :, : features - whole] = rows[:, whole:]
-
-
-def _pack_up(up: Tensor, out: Tensor, width: int) -> None:
-    """[out_features, rank] into [vectors, pairs of ranks, width, 2], in float32 [vectors, ranks, width]."""
-    features, rank = up.shape
-    if out.dtype == torch.float32:
-        out.view(features // width, -1, width)[:, :rank] = up.view(-1, width, rank).transpose(1, 2)
-        return
-    if rank % 2:
-        up = torch.nn.functional.pad(up, (0, 1))
-    pairs = up.to(out.dtype).contiguous().view(torch.int32)  # two ranks of a feature are one word
-    out.view(torch.int32).view(features // width, -1, width).copy_(
-        pairs.view(-1, width, pairs.shape[1]).transpose(1, 2)
-    )
+def _check_vectors(part: LoraPart, width: int) -> None:
+    if part.out_features % width:
+        raise ValueError(f"{part.out_features} output features are no multiple of {width}")

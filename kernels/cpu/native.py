@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kernels.cpu import abi
 from kernels.cpu.contents import check
-from kernels.cpu.packing import KV_FORMATS, PackedLinear
+from kernels.cpu.packing import FORMATS, KV_FORMATS, PackedLinear
 from kernels.cpu.ranks import RankCalls
 
 UNSUPPORTED = {
@@ -305,6 +305,20 @@ class Native(RankCalls):
     def lora_width(self) -> int:
         """Columns of a vector, as adapters are packed."""
         return int(self._functions.pg_lora_width())
+
+    def pack_lora(
+        self,
+        down: Tensor | None,  # A [rank, features]
+        up: Tensor,  # B [n, rank], of the same dtype, float32 or bfloat16
+        packed_down: Tensor | None,  # as PgLoraPart has both, written
+        packed_up: Tensor,
+    ) -> None:
+        """In any thread, also while a step is computed."""
+        down, up = None if down is None else down.contiguous(), up.contiguous()
+        address, features = (None, 0) if down is None else (down.data_ptr(), down.shape[1])
+        stored = abi.PgLoraPart(address, up.data_ptr(), up.shape[1], len(up), 0.0)
+        to = None if packed_down is None else packed_down.data_ptr()
+        self._functions.pg_pack_lora(byref(stored), features, FORMATS[up.dtype], to, packed_up.data_ptr())
 
     def lora(
         self,

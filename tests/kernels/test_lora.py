@@ -45,7 +45,7 @@ def test_native_code_is_the_reference(dtype: torch.dtype, round_rows: bool, buil
     rows = [0, 0, 0, 0, 0, 1, NO_ADAPTER, 2, 2, 1]
     adapters = [make_parts(index, dtype) for index in range(3)]
     x, y = normal(len(rows), K, seed=1), normal(len(rows), sum(PARTS), seed=2)
-    structs = [pack_lora(parts, native.lora_width, dtype) for parts in adapters]
+    structs = [pack_lora(parts, native, dtype) for parts in adapters]
     given = [None if row < 0 else structs[row].struct for row in rows]
     found = native.lora(x, y.clone(), given, round_rows=round_rows)
     if round_rows and (native.fast_bfloat16 or build == "bf16-dot"):  # the latter emulates it on any processor
@@ -66,4 +66,4 @@ def test_the_reference_gives_a_row_the_same_bits_in_any_batch() -> None:
 
 def test_output_features_that_no_vector_divides_are_refused() -> None:
     with pytest.raises(ValueError, match="no multiple"):
-        pack_lora([LoraPart(10, normal(2, K), normal(10, 2))], 16, torch.float32)
+        pack_lora([LoraPart(10, normal(2, K), normal(10, 2))], load_build("native"), torch.float32)

@@ -343,6 +343,9 @@ void pg_delta_rule(const PgDelta *delta, const PgStep *step, float *mixed, float
 // first where `round` and the processor has such dot products.  pg_lora_width(): floats of a vector.
 void pg_lora(const PgLora *const *adapters, const float *x, int64_t m, int64_t k, int64_t n, int32_t round, float *out);
 int32_t pg_lora_width(void);
+// One part from A [rank, features] and B [n, rank] of the format into what PgLoraPart says; down NULL: B alone.  It may be
+// called beside a step.
+void pg_pack_lora(const PgLoraPart *stored, int64_t features, int32_t format, void *down, void *up);
 // Which experts each token takes, by rank: ids and weights [m, top_k].
 void pg_route(const PgModel *model, const PgLayer *layer, const float *x, int64_t m, int64_t *ids, float *weights);
 
