@@ -247,6 +247,7 @@ def join(
         expert_bytes=native.expert_bytes(whole),
         slot_bytes=native.slot_bytes(whole) if settings.engine.enable_expert_parallel else 0,
         digest=0,
+        sequence_parallel=settings.engine.enable_sequence_parallel,
         crowded=settings.engine.ranks_here * backend.num_threads > usable_cores(),
     )
     own = RankReady(

@@ -63,6 +63,7 @@ def make_group(
     slot_bytes: int,  # as `Native.slot_bytes`, where ranks have whole experts; else 0
     digest: int,  # of what the ranks have agreed on
     crowded: bool,  # there are more threads than cores
+    sequence_parallel: bool = False,  # ranks divide the rows of norms
 ) -> abi.PgGroup:
     """Without memory."""
     return abi.PgGroup(
@@ -73,6 +74,7 @@ def make_group(
         inner=max(layer.mlp.inner for layer in spec.layers),
         vocab=spec.vocab_size,
         joins=any(layer.attention_norm or layer.mlp_output_norm for layer in spec.layers),
+        sequence_parallel=sequence_parallel,
         max_tokens=max_tokens,
         max_seqs=max_seqs,
         max_rows=max_rows,

@@ -157,6 +157,7 @@ class PgGroup(Structure):
         ("inner", c_int32),
         ("vocab", c_int32),
         ("joins", c_int32),
+        ("sequence_parallel", c_int32),
         ("expert_bytes", c_int64),
         ("slot_bytes", c_int64),
         ("max_tokens", c_int64),

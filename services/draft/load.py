@@ -37,5 +37,6 @@ def draft_settings(settings: Settings) -> Settings:
         pipeline_parallel_size=1,
         enable_expert_parallel=False,
         enable_eplb=False,
+        enable_sequence_parallel=False,
         num_redundant_experts=0,
     )

@@ -95,6 +95,8 @@ def _check_ranks(settings: Settings) -> None:
     engine = settings.engine
     if engine.enable_expert_parallel and engine.tensor_parallel_size == 1:
         raise ConfigError("enable_expert_parallel needs tensor_parallel_size above 1: ranks that divide the experts")
+    if engine.enable_sequence_parallel and engine.tensor_parallel_size == 1:
+        raise ConfigError("enable_sequence_parallel needs tensor_parallel_size above 1: ranks that divide rows")
     for field in ("enable_eplb", "num_redundant_experts"):
         if getattr(engine, field) and not engine.enable_expert_parallel:
             raise ConfigError(f"{field} needs enable_expert_parallel: ranks that have experts whole")

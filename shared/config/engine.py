@@ -95,6 +95,13 @@ class EngineSettings(Section, frozen=True, kw_only=True):
             "See docs/ranks.md."
         ),
     ] = False
+    enable_sequence_parallel: Annotated[
+        bool,
+        advanced(
+            "Ranks of tensor_parallel_size divide the rows of norms, and gather them, in the place of norming all of "
+            "them each. See docs/ranks.md."
+        ),
+    ] = False
     enable_eplb: Annotated[
         bool,
         advanced(

@@ -219,6 +219,7 @@ GroupAreas areas_of(const PgGroup &g, int64_t hidden) {
     a.joined = (float *)take(g.joins ? g.max_tokens * row * 4 : 0);
     a.experts = (float *)take(g.expert_bytes);
     a.slots = (float *)take(g.slot_bytes);
+    a.normed = (float *)take(g.sequence_parallel ? g.max_tokens * row * 4 : 0);
     a.bytes = at;
     return a;
 }

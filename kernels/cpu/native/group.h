@@ -47,6 +47,7 @@ struct GroupAreas {
     float *residual, *kept, *attended, *inner, *joined;  // [max_tokens, their stride]
     float *experts;  // what stands between experts' linears, by slots
     float *slots;    // what whole experts give
+    float *normed;   // [max_tokens, its stride], of sequence_parallel
     int64_t bytes;
 };
 GroupAreas areas_of(const PgGroup &g, int64_t hidden);

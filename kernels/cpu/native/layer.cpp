@@ -49,8 +49,25 @@ void norm(Member &member, const Step &s, const float *x, const PgNorm &norm, int
     for_each_normed(member, s, x, norm, rows, [&](int64_t row) { return s.normed + row * s.hidden_stride; }, [](int64_t) {});
 }
 
+// The same where ranks divide the rows, into memory that all of them have.
+Activations norm_divided(Member &member, const Step &s, const float *x, const PgNorm &norm, int64_t rows) {
+    const PgGroup &g = *s.m.group;
+    const int64_t stride = s.hidden_stride, own = rows > g.rank ? (rows - g.rank + g.ranks - 1) / g.ranks : 0;
+    float *normed = areas_of(g, s.m.hidden).normed, *first = normed + g.rank * stride;
+    Clock::enter(PG_NORMS);
+    member.for_each(own, 1, [&](int64_t i, int64_t) {
+        const float *from = x + (g.rank + i * g.ranks) * stride;
+        float *to = first + i * g.ranks * stride;
+        if (norm.weight) norm_row(norm, from, s.m.eps, s.m.hidden, to);
+        else memcpy(to, from, s.m.hidden * 4);
+    });
+    meet(member, &g, [&](Written &written) { written.add(first, own, g.ranks * stride * 4, s.m.hidden * 4); });
+    return s.activations(normed, stride, rows);
+}
+
 // The same for one linear alone, as it reads its rows.
 Activations norm_for(Member &member, const Step &s, const float *x, const PgNorm &norm, int64_t rows, const PgLinear &w) {
+    if (s.m.group && s.m.group->sequence_parallel) return norm_divided(member, s, x, norm, rows);
     Activations given = s.activations(s.normed, s.hidden_stride, rows);
     given.ready = reads_rounded(w, given.round, rows);
     if (!given.ready) {

@@ -183,6 +183,7 @@ typedef struct {
     int32_t attended, inner;  // features of all ranks, of the widest layer
     int32_t vocab;
     int32_t joins;  // 1: some layer has a norm behind its output or down
+    int32_t sequence_parallel;  // 1: ranks divide the rows of norms before linears, and have all of them then
     int64_t expert_bytes;     // pg_expert_bytes
     int64_t slot_bytes;       // pg_slot_bytes, where ranks have whole experts; else 0
     int64_t max_tokens, max_seqs, max_rows, table_columns;  // of a step; rows of logits; of a step's tables
