@@ -228,11 +228,15 @@ class Supervisor:
         for child in group:
             if child.process is not None and child.alive:
                 child.process.send_signal(STOP)
+        self._wait_for(group, patience)
+        for child in group:
+            self._kill(child)
+        self._wait_for(group, KILL_AFTER)  # also those that were killed: nothing of theirs is left behind then
+
+    def _wait_for(self, group: list[ChildProcess], patience: float) -> None:
         deadline = self._clock() + patience
         while any(child.alive for child in group) and self._clock() < deadline:
             self._sleep(POLL)
-        for child in group:
-            self._kill(child)
 
     def _kill(self, child: ChildProcess) -> None:
         if child.process is not None and child.alive:

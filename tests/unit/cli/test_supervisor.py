@@ -28,8 +28,12 @@ class FakeProcess:
         self.events = events
         self.status: int | None = None
         self.stubborn = False
+        self.num_polls_to_die = 0  # once it is killed
 
     def poll(self) -> int | None:
+        if self.status == -9 and self.num_polls_to_die > 0:
+            self.num_polls_to_die -= 1
+            return None
         return self.status
 
     def send_signal(self, number: int, /) -> None:
@@ -131,6 +135,14 @@ def test_who_does_not_leave_is_killed() -> None:
     stage.supervisor.stop(5)
     assert stage.events[-1] == "kill worker-0"
     assert 105 < stage.now < 110
+
+
+def test_the_end_of_what_is_killed_is_waited_for() -> None:
+    stage = Stage(WORKER, GATEWAY)
+    (worker, _) = stage.started
+    worker.stubborn, worker.num_polls_to_die = True, 5
+    stage.supervisor.stop(5)
+    assert worker.num_polls_to_die == 0 and worker.poll() == -9
 
 
 def test_the_waiting_are_not_started_while_stopping() -> None:
