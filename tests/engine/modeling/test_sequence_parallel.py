@@ -29,7 +29,8 @@ def test_in_every_format(ranks: int, formats: dict[str, Any]) -> None:
 # A norm behind linears too; layer norms; no norm before linears; a mixture, whose experts' norms are not divided.
 @pytest.mark.parametrize("variant", ["gemma2", "gpt2", "gpt-oss", "qwen2-moe"])
 def test_every_kind_of_norm(variant: str, tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, variant, "native", SIZES | {"moe_intermediate_size": 64} if variant.endswith("moe") else None)
+    sizes = SIZES | {"moe_intermediate_size": 64} if variant.endswith("moe") else None
+    save_checkpoint(tmp_path, variant, "native", sizes)
     settings = settings_of(tmp_path, dtype="bfloat16")
     wanted = say(load_runner(settings, has_windows=False))
     with ranked(settings.replace(enable_sequence_parallel=True), 2, has_windows=False) as (runner, _):
