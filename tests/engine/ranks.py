@@ -98,6 +98,8 @@ def _fork(settings: Settings, end: Callable[[], FollowingRank], has_windows: boo
     def load(others: FollowingRank) -> ModelRunner:
         return load_runner(settings, ranks=_seat(settings, others, has_windows, stage), has_windows=has_windows)
 
+    # A fork has no threads of an earlier test's team, and would end where it waited for theirs.
+    load_build("native").set_threads(1, pin=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # later Pythons warn of threads
         pid = os.fork()

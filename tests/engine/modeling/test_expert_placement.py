@@ -28,7 +28,7 @@ def held_at_random(random: Random, ranks: int, count: int, redundant: int) -> He
     held: Held = [set() for _ in range(ranks)]
     for expert in range(count):
         held[(expert if expert < ranks else random.randrange(ranks)) % ranks].add(expert)
-    for _ in range(redundant):
+    for _ in range(min(redundant, count * (ranks - 1))):
         able = [one for one in held if len(one) < count]
         one = random.choice(able)
         one.add(random.choice([expert for expert in range(count) if expert not in one]))
