@@ -267,6 +267,8 @@ class SchedulerActor(Actor):
         self._dismiss_usurpers(message)
         if message.adapters:
             self.core.adapters.learn(message)
+        if self.membership.is_back(message):
+            self.core.pardon_worker(message.instance)
         is_new = self.membership.join(message, self.now)
         if message.worker is not None and (is_new or message.instance not in self.core.replicas):
             self.core.add_worker(message.instance, self.lives.next_link(), message.worker)
@@ -326,7 +328,7 @@ class SchedulerActor(Actor):
         if now - self._last_tick > self.settings.deployment.heartbeat_timeout / 2:
             self.membership.excuse(now)  # this process stood still: messages from that time are not read yet
         self._last_tick = now
-        for member in self.membership.silent(now, self.settings.deployment.heartbeat_timeout):
+        for member in self.membership.take_silent(now, self.settings.deployment.heartbeat_timeout):
             self._lose(member, "it is silent")
         self.core.expire(self.now)
         self.sleep.tick(self.now, len(self.membership.addresses(ServiceName.GATEWAY)))

@@ -31,7 +31,7 @@ from services.scheduler.lifecycle.parking import Parking, is_later_call
 from services.scheduler.lifecycle.side_tables import SideTables
 from services.scheduler.lifecycle.step_results import StepResultProcessor
 from services.scheduler.planning.batching import Batcher
-from services.scheduler.planning.quarantine import killers
+from services.scheduler.planning.quarantine import WorkerDeaths
 from services.scheduler.speculation.drafting import Drafting
 from services.scheduler.speculation.drafts import DraftLinks
 from services.scheduler.speculation.records import DraftRecords
@@ -103,6 +103,7 @@ class Scheduler:
         self._step_results = StepResultProcessor(finalizer, assignment, drafting, reconciler, books)
         self.adapters = Adapters(self.replicas, self._finalizer.open, self.outbound, self.fail)
         self.events = KVEvents()
+        self._deaths = WorkerDeaths()
         self._batchers: dict[str, Batcher] = {}  # by worker; each lives as long as its replica
         self._detokenizers: list[str] = []
 
@@ -274,6 +275,7 @@ class Scheduler:
         """A worker has come, or come back: its pool is empty."""
         if instance in self.replicas:
             self.lose_worker(instance)
+        self._deaths.forget(instance)
         replica = Replica(instance, epoch, capacity, self.shares, self.clock, self.moves.stores, self.moves.peers)
         self.replicas[instance] = replica
         self.accounts.add_worker(replica)
@@ -305,10 +307,14 @@ class Scheduler:
         self.counters.num_worker_losses += 1
         in_flight = {sequence.request for step in replica.in_flight for sequence in step.sequences}
         self._assignment.unassigned += self._assignment.vacate(replica, self.accounts.workers[replica].heard_at)
-        for request in killers(in_flight):
+        for request in self._deaths.count(instance, in_flight):
             text = f"workers died {request.num_worker_deaths} times in a row while they computed this request"
             self.fail(request, RequestError(text, code=RejectCode.INTERNAL))
         self._assignment.reassign([])
+
+    def pardon_worker(self, instance: str) -> None:
+        """A worker that was lost is alive, and comes back: its loss no longer counts against what it computed."""
+        self._deaths.take_back(instance)
 
     def _forget(self, replica: Replica) -> None:
         del self._batchers[replica.instance]

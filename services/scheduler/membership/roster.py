@@ -35,6 +35,7 @@ PLAUSIBLE = {
 }
 MAX_SLIDING = 16  # pools of a worker
 MAX_REASON = 200  # characters
+MAX_SILENCED = 256  # lives that were taken for dead and may come back
 SPACE_BYTES = 16
 MAX_ADDRESS, MAX_SECRET = 512, 64  # bytes of a store's
 CAN_BE_NONE = {"vocab_size", "num_snapshots", "block_bytes"}
@@ -62,6 +63,7 @@ class Membership:
         self.version = 1
         self.deployment = FingerprintGuard(mixed_workers=mixed_workers)
         self._present: dict[str, Presence] = {}
+        self._silenced: dict[str, int] = {}  # the lives that were lost as silent, by instance
 
     @property
     def members(self) -> list[Member]:
@@ -181,9 +183,19 @@ class Membership:
         for presence in self._present.values():
             presence.last_seen = now
 
-    def silent(self, now: float, timeout: float) -> list[Member]:
-        """Members not heard of for longer than `timeout` seconds."""
-        return [p.member for p in self._present.values() if now - p.last_seen > timeout]
+    def take_silent(self, now: float, timeout: float) -> list[Member]:
+        """Members not heard of for longer than `timeout` seconds, which are taken for dead from now on."""
+        found = [p.member for p in self._present.values() if now - p.last_seen > timeout]
+        for member in found:
+            self._silenced.pop(member.instance, None)
+            self._silenced[member.instance] = member.epoch
+        for instance in list(self._silenced)[:-MAX_SILENCED]:
+            del self._silenced[instance]
+        return found
+
+    def is_back(self, hello: Hello) -> bool:
+        """Whether this is the life that was last taken for dead under its name: it was slow, or cut off."""
+        return self._silenced.pop(hello.instance, None) == hello.epoch
 
 
 def implausible(capacity: WorkerCapacity | DraftCapacity | None) -> str | None:

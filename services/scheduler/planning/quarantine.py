@@ -7,6 +7,8 @@ from collections.abc import Collection
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Request, Sequence
 
+MAX_REMEMBERED = 64  # workers whose last deaths can be taken back
+
 
 def must_be_alone(replica: Replica, sequence: Sequence) -> bool:
     """Whether a sequence may be what kills workers, and so may another request that is computed."""
@@ -18,10 +20,30 @@ def must_be_alone(replica: Replica, sequence: Sequence) -> bool:
     )
 
 
-def killers(in_flight: Collection[Request]) -> list[Request]:
-    """Count a worker's death for the requests that it computed; returns those that it identifies as the cause: at most
-    one, which was quarantined and so ran alone."""
-    found = [request for request in in_flight if request.is_quarantined and not request.is_finished]
-    for request in in_flight:
-        request.count_death()
-    return found
+class WorkerDeaths:
+    """The deaths that are counted for requests, and taken back where the worker turns out to be alive: one that is
+    silent may be slow only, as all are on a machine with too much to do."""
+
+    def __init__(self) -> None:
+        self._counted: dict[str, list[tuple[Request, int]]] = {}  # by worker: for which requests, at how many tokens
+
+    def count(self, instance: str, in_flight: Collection[Request]) -> list[Request]:
+        """Count a worker's death for the requests that it computed; returns those that it identifies as the cause: at
+        most one, which was quarantined and so ran alone."""
+        found = [request for request in in_flight if request.is_quarantined and not request.is_finished]
+        for request in in_flight:
+            request.count_death()
+        self.forget(instance)
+        self._counted[instance] = [(request, request.num_tokens_at_death) for request in in_flight]
+        if len(self._counted) > MAX_REMEMBERED:
+            self.forget(next(iter(self._counted)))
+        return found
+
+    def take_back(self, instance: str) -> None:
+        """The worker that was counted as dead last under this name lives."""
+        for request, num_tokens in self._counted.pop(instance, ()):
+            request.take_back_death(num_tokens)
+
+    def forget(self, instance: str) -> None:
+        """What is counted stays."""
+        self._counted.pop(instance, None)

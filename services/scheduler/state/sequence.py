@@ -21,6 +21,7 @@ from shared.sampling import SamplingParams
 
 MAX_PREEMPTIONS = 3
 MAX_WORKER_DEATHS = 2
+MAX_DEATHS_TAKEN_BACK = 8  # at one point: what silences worker after worker for a while is a cause too
 BEHIND_ALL = 2.0**48  # what is added to the priority and age of background sequences
 Rank = tuple[float, int, int]  # priority and age, order of arrival, place among its siblings
 
@@ -52,6 +53,7 @@ class Request:
     sequences: list[Sequence] = field(default_factory=list)
     num_worker_deaths: int = 0  # in a row, in flight at each and without a new token in between
     num_tokens_at_death: int = -1
+    num_deaths_taken_back: int = 0  # without a new token in between
     finished_time: float | None = None  # when it was first seen finished and not acknowledged
     packed_prompt: bytes = b""  # prompt_token_ids as they came; made where they did not
     max_model_len: int = sys.maxsize  # of the deployment when this was let in; later workers may have another
@@ -118,8 +120,16 @@ class Request:
         """A worker died while it computed this.  Only deaths at the same point count together: a request that kills
         workers does so at the same point again; one that advanced in between was only a bystander."""
         num_tokens = self.num_output_tokens
-        self.num_worker_deaths = 1 if num_tokens > self.num_tokens_at_death else self.num_worker_deaths + 1
+        if num_tokens > self.num_tokens_at_death:
+            self.num_worker_deaths = self.num_deaths_taken_back = 0
+        self.num_worker_deaths += 1
         self.num_tokens_at_death = num_tokens
+
+    def take_back_death(self, num_tokens: int) -> None:
+        """The worker that was counted as dead when there were so many output tokens lives."""
+        if num_tokens == self.num_tokens_at_death and self.num_deaths_taken_back < MAX_DEATHS_TAKEN_BACK:
+            self.num_worker_deaths -= 1
+            self.num_deaths_taken_back += 1
 
     @property
     def bound_to(self) -> str:

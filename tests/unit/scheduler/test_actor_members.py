@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from services.scheduler.state.sequence import MAX_DEATHS_TAKEN_BACK, MAX_WORKER_DEATHS
 from shared.messages import (
     Fingerprint,
     Goodbye,
@@ -17,6 +18,7 @@ from shared.messages import (
     Tick,
     TokenBatch,
 )
+from tests.unit.scheduler.fake_worker import FakeWorker, capacity
 from tests.unit.scheduler.shell import SERVICES, Shell
 
 
@@ -152,3 +154,54 @@ def test_requests_whose_time_is_over_are_ended_at_a_tick(shell: Shell) -> None:
     shell.actor.now = 1002.0
     shell.hear(Tick())
     assert [one.request_id for one in shell.taken(RequestRejected, "at-g")] == ["a"]
+
+
+def silence(shell: Shell, *names: str, speaking: tuple[str, ...]) -> None:
+    """Some are silent until they are lost, others speak."""
+    for _ in range(4):
+        shell.actor.now += 4.0
+        for name in speaking:
+            shell.hear(Heartbeat(SERVICES[name[0]], name, 1))
+        shell.hear(Tick())
+    assert not set(names) & set(shell.members)
+
+
+def deaths(shell: Shell) -> int:
+    return shell.actor.core.requests["r"].num_worker_deaths
+
+
+def test_a_worker_that_was_only_slow_is_no_death(shell: Shell) -> None:
+    """On a machine with too much to do each worker is silent now and then, and goes on."""
+    shell.ask()
+    for _ in range(4):
+        silence(shell, "w", speaking=("d", "g"))
+        assert deaths(shell) == 1
+        shell.hear(shell.hello("w"))
+        assert deaths(shell) == 0
+    shell.workers["w"] = FakeWorker(capacity())
+    shell.work()
+    assert shell.actor.core.requests["r"].num_output_tokens > 0 and not shell.taken(RequestRejected)
+
+
+def test_a_new_process_under_the_name_of_a_silent_one_takes_no_death_back(shell: Shell) -> None:
+    shell.ask()
+    silence(shell, "w", speaking=("d", "g"))
+    shell.hear(shell.hello("w", 2))
+    assert deaths(shell) == 1
+    shell.hear(PeerGone("at-w"))
+    assert deaths(shell) == 2
+    shell.hear(shell.hello("w", 2))
+    assert deaths(shell) == 2, "its connection ended: that is no silence"
+    shell.hear(PeerGone("at-w"))
+    assert [one.request_id for one in shell.taken(RequestRejected, "at-g")] == ["r"]
+
+
+def test_a_request_that_silences_worker_after_worker_is_found_out(shell: Shell) -> None:
+    shell.ask()
+    num_silent = 0
+    while "r" in shell.actor.core.requests:
+        silence(shell, "w", speaking=("d", "g"))
+        shell.hear(shell.hello("w"))
+        num_silent += 1
+        assert num_silent < 20
+    assert num_silent == MAX_DEATHS_TAKEN_BACK + MAX_WORKER_DEATHS + 1

@@ -48,11 +48,11 @@ def test_the_version_grows_when_an_instance_comes_or_begins_anew_or_goes() -> No
 def test_silence_counts_from_the_last_word_of_the_same_life() -> None:
     troupe = troupe_of(gateway("g"), gateway("h"))
     assert troupe.heard("g", 1, 5.0) and not troupe.heard("g", 2, 9.0) and not troupe.heard("x", 1, 9.0)
-    assert troupe.silent(10.0, 10.0) == []
-    assert [member.instance for member in troupe.silent(10.5, 10.0)] == ["h"]
-    assert [member.instance for member in troupe.silent(15.5, 10.0)] == ["g", "h"]
+    assert troupe.take_silent(10.0, 10.0) == []
+    assert [member.instance for member in troupe.take_silent(10.5, 10.0)] == ["h"]
+    assert [member.instance for member in troupe.take_silent(15.5, 10.0)] == ["g", "h"]
     troupe.excuse(15.5)
-    assert troupe.silent(25.5, 10.0) == [] and len(troupe.silent(25.6, 10.0)) == 2
+    assert troupe.take_silent(25.5, 10.0) == [] and len(troupe.take_silent(25.6, 10.0)) == 2
 
 
 def test_what_members_say_of_themselves() -> None:
