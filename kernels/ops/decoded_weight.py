@@ -9,42 +9,64 @@ from torch import Tensor
 
 from kernels.ops.codes import E2M1, Codes
 
-DEPTH = 128  # input features of a block
-SLABS = 8  # codes of a word
-SLAB = DEPTH // SLABS  # features whose codes have the same bits of their words
+SLABS = (32, 16)  # input features whose codes have the same bits of their words: the most that a group holds whole
+WORD = 32  # bits
 INTEGERS, FLOATS, OCTETS = 0, 1, 2  # codes of 4 bits, of E2M1, and E4M3
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedWeight:
-    """Bits 4 i ... 4 i + 3 of a block's word j are feature 16 i + j: a block is eight products of 16 features."""
+    """Bits b i ... b i + b - 1 of a block's word j are feature `slab` i + j: a block of codes of b bits is 32 / b
+    products of `slab` features, each with one scale."""
 
-    codes: Tensor  # [in_features / 8, out_features] int32, whole blocks; of OCTETS float8 [out_features, in_features]
+    codes: Tensor  # [blocks x slab, out_features] int32
     scales: Tensor  # [num_groups, out_features] float32
-    zeros: Tensor  # [num_groups, out_features] uint8, of INTEGERS
+    zeros: Tensor  # [num_groups, out_features] uint8; of OCTETS one that is not read
     kind: int
+    bits: int  # of a code: 4 or 8
     group: int
+    slab: int
     out_features: int
     in_features: int
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.codes) // self.slab
+
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + self.scales.nbytes + self.zeros.nbytes
 
 
 def pack_decoded(codes: Codes) -> DecodedWeight:
     """Raises ValueError for what is not decoded."""
     (rows, columns), group = codes.shape, min(codes.group, codes.shape[1])
-    if codes.gather is not None or (group < columns and group % SLAB):
-        raise ValueError(f"groups must be multiples of {SLAB} input features, in their order")
+    slab = next((size for size in SLABS if group == columns or group % size == 0), 0)
+    if codes.gather is not None or not slab:
+        raise ValueError(f"groups must be multiples of {SLABS[-1]} input features, in their order")
     scales = codes.scales.t().contiguous()
     if codes.codes.dtype == torch.float8_e4m3fn:
         none = torch.zeros(1, dtype=torch.uint8, device=scales.device)
-        return DecodedWeight(codes.codes.contiguous(), scales, none, OCTETS, group, rows, columns)
+        words = _words(codes.codes.view(torch.uint8), 8, slab)
+        return DecodedWeight(words, scales, none, OCTETS, 8, group, slab, rows, columns)
     if codes.bits != 4 or (codes.table is not None and not torch.equal(codes.table.cpu(), E2M1)):
         raise ValueError("codes must be integers of 4 bits, E2M1 or E4M3")
-    blocks = -(-columns // DEPTH)
-    padded = torch.nn.functional.pad(codes.codes, (0, blocks * DEPTH - columns)).view(rows, blocks, SLABS, SLAB)
-    words = torch.zeros(rows, blocks, SLAB, dtype=torch.int32, device=scales.device)
-    for slab in range(SLABS):
-        words |= padded[:, :, slab].int() << 4 * slab
     zeros = torch.zeros_like(codes.scales, dtype=torch.uint8) if codes.zeros is None else codes.zeros
     kind = INTEGERS if codes.table is None else FLOATS
-    held = words.view(rows, -1).t().contiguous()
-    return DecodedWeight(held, scales, zeros.t().contiguous(), kind, group, rows, columns)
+    words = _words(codes.codes, 4, slab)
+    return DecodedWeight(words, scales, zeros.t().contiguous(), kind, 4, group, slab, rows, columns)
+
+
+def _words(
+    codes: Tensor,  # [out_features, in_features] uint8
+    bits: int,
+    slab: int,
+) -> Tensor:  # as DecodedWeight has them
+    rows, columns = codes.shape
+    slabs = WORD // bits
+    blocks = -(-columns // (slabs * slab))
+    padded = torch.nn.functional.pad(codes, (0, blocks * slabs * slab - columns)).view(rows, blocks, slabs, slab)
+    words = torch.zeros(rows, blocks, slab, dtype=torch.int32, device=codes.device)
+    for index in range(slabs):
+        words |= padded[:, :, index].int() << bits * index
+    return words.view(rows, -1).t().contiguous()

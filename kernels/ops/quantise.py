@@ -20,9 +20,9 @@ def quantise(
 ) -> tuple[Tensor, Tensor]:  # int8 [..., n], and scales float32 [...]
     wide = x.float()
     largest = wide.abs().amax(-1, keepdim=True)
-    levels = torch.full_like(largest, LEVELS)  # torch makes a number / tensor of a reciprocal, which rounds twice
+    levels = torch.full_like(largest, LEVELS)  # torch makes reciprocals where a side is a number, which rounds twice
     factor = torch.where(largest > 0, levels / largest, 0.0)
-    return (wide * factor).round_().to(torch.int8), (largest / LEVELS).squeeze(-1)
+    return (wide * factor).round_().to(torch.int8), (largest / levels).squeeze(-1)
 
 
 def dequantise(

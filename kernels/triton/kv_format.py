@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.ops.kv_cache import KVCache
-from kernels.triton.quantise import LEVELS, round_fp8, round_half_even
+from kernels.triton.quantise import LEVELS, round_fp8, round_product
 
 PLAIN, PER_HEAD, PER_TOKEN = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
@@ -46,7 +46,7 @@ def store_heads(
 ) -> None:
     if SCALED == PER_TOKEN:
         factor = tl.where(largest > 0.0, tl.div_rn(LEVELS, tl.where(largest > 0.0, largest, 1.0)), 0.0)
-        tl.store(cache, round_half_even(x * factor[:, None]).to(tl.int8), mask=held)
+        tl.store(cache, round_product(x, tl.broadcast_to(factor[:, None], x.shape)).to(tl.int8), mask=held)
         tl.store(scales, tl.div_rn(largest, LEVELS), mask=heads)
     elif SCALED == PER_HEAD:
         scale = tl.load(scales, mask=heads, other=1.0)

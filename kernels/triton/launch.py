@@ -14,6 +14,7 @@ def _probe() -> None:
 
 INTERPRETED: bool = not isinstance(_probe, triton.JITFunction)  # on a CPU, one program after the other in numpy
 MIN_DOT = 16  # rows, columns and depth that every target's matrix units take
+STAGED_BYTES = 200 << 10  # of the 227 KiB that a program on an H100 can have
 PROGRAMS = 8  # per multiprocessor, where the number of tiles is not known at launch
 DOT_TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
@@ -26,6 +27,14 @@ def power_of_2(size: int, *, at_least: int = 1) -> int:
 def dot_type(dtype: torch.dtype) -> tl.dtype:
     """What matrix products of `dtype` are computed in; the interpreter has no products of bfloat16."""
     return tl.float32 if INTERPRETED and dtype == torch.bfloat16 else DOT_TYPES[dtype]
+
+
+def stages_within(
+    num_bytes: int,  # of shared memory that one stage of a pipeline takes
+    most: int,
+) -> int:
+    """As many as fit, beside what a product of a tile itself takes."""
+    return max(1, min(most, STAGED_BYTES // num_bytes))
 
 
 def num_processors(device: torch.device) -> int:

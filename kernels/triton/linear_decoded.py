@@ -1,9 +1,10 @@
 """Linear layers whose weights are codes of 4 or 8 bits in memory, and numbers of the input's format when multiplied.
 
-A program reads words of codes once, turns them into numbers in registers, and these go through shared memory to the
-matrix units.  Few rows are bound by the codes' bytes, so the input features are cut into parts, as many as a weight's
-shape alone says, each for programs of its own; their sums are added in order by a second launch.  Many rows go through
-the parts one after the other.  The tile is one for every number of rows, so that a row's bits depend on nothing else.
+A program reads words of codes once, through shared memory, turns them into numbers in registers, and the matrix units
+take them from there: the weight is the left side of the product, so that few rows make a narrow right side.  Few rows
+are bound by the codes' bytes, so the input features are cut into parts, as many as a weight's shape alone says, each
+for programs of its own; their sums are added in order by a second launch.  Many rows go through the parts one after
+the other.  How many rows a tile has changes no bit: a row's sums go along the input features in the same order.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.ops import linear as plain
-from kernels.ops.decoded_weight import DEPTH, INTEGERS, OCTETS, DecodedWeight
+from kernels.ops.decoded_weight import INTEGERS, OCTETS, WORD, DecodedWeight
 from kernels.ops.linear import LinearWeight
-from kernels.triton.launch import dot_type, power_of_2
+from kernels.triton.launch import MIN_DOT, dot_type, power_of_2, stages_within
 
-ROWS, COLUMNS = 64, 64  # of a tile
+COLUMNS, MOST_ROWS = 128, {2: 64, 4: 32}  # of a tile; rows by the bytes of a number: what registers hold
 PROGRAMS = 264  # two for each multiprocessor of an H100
 FEW_ROWS = 64  # whose parts are summed apart
 INTEGERS_KIND, OCTETS_KIND = tl.constexpr(INTEGERS), tl.constexpr(OCTETS)
@@ -26,7 +27,7 @@ INTEGERS_KIND, OCTETS_KIND = tl.constexpr(INTEGERS), tl.constexpr(OCTETS)
 
 def num_parts(weight: DecodedWeight) -> int:
     """How many the input features are cut into."""
-    return max(1, min(PROGRAMS // -(-weight.out_features // COLUMNS), -(-weight.in_features // DEPTH)))
+    return max(1, min(PROGRAMS // -(-weight.out_features // COLUMNS), weight.num_blocks))
 
 
 def linear(
@@ -50,14 +51,17 @@ def linear_decoded(
     apart = parts > 1 and num_rows <= FEW_ROWS
     out = torch.empty(num_rows, weight.out_features, dtype=x.dtype, device=x.device)
     sums = out.new_empty((parts, num_rows, weight.out_features), dtype=torch.float32) if apart else out
-    tiles = triton.cdiv(num_rows, ROWS) * triton.cdiv(weight.out_features, COLUMNS)
-    blocks = triton.cdiv(weight.in_features, DEPTH)
+    rows = min(MOST_ROWS[x.element_size()], power_of_2(num_rows, at_least=MIN_DOT))
+    tiles = triton.cdiv(num_rows, rows) * triton.cdiv(weight.out_features, COLUMNS)
     added = bias is not None and not apart
+    staged = weight.slab * (4 * COLUMNS + WORD // weight.bits * rows * x.element_size())  # words, and what they meet
     multiply_decoded[(tiles, parts if apart else 1)](
         x, weight.codes, weight.scales, weight.zeros, bias if added else x, sums,
-        num_rows, weight.out_features, weight.in_features, x.stride(0), triton.cdiv(blocks, parts), blocks,
-        KIND=weight.kind, GROUP=weight.group, PARTS=1 if apart else parts, BIAS=added,
-        ROWS=ROWS, COLUMNS=COLUMNS, DEPTH=DEPTH, DOT=dot_type(x.dtype), num_warps=4, num_stages=3,
+        num_rows, weight.out_features, weight.in_features, x.stride(0),
+        triton.cdiv(weight.num_blocks, parts), weight.num_blocks,
+        KIND=weight.kind, BITS=weight.bits, GROUP=weight.group, PARTS=1 if apart else parts, BIAS=added,
+        ROWS=rows, COLUMNS=COLUMNS, SLAB=weight.slab, DOT=dot_type(x.dtype),
+        num_warps=8, num_stages=stages_within(staged, 3 if rows == MIN_DOT else 4),
     )  # fmt: skip
     if apart:
         block = min(1024, power_of_2(weight.out_features))
@@ -81,15 +85,16 @@ def multiply_decoded(
     out_features: int,
     depth: int,
     x_stride: int,
-    part_blocks: int,  # DEPTHs of a part
+    part_blocks: int,  # blocks of a part
     blocks: int,
     KIND: tl.constexpr,
+    BITS: tl.constexpr,
     GROUP: tl.constexpr,
     PARTS: tl.constexpr,  # of one program
     BIAS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
+    SLAB: tl.constexpr,
     DOT: tl.constexpr,
 ) -> None:
     """Tiles of the same weights follow each other, so that a cache has what the next one reads."""
@@ -97,50 +102,64 @@ def multiply_decoded(
     rows = (tl.program_id(0) % row_tiles) * ROWS + tl.arange(0, ROWS)
     columns = (tl.program_id(0) // row_tiles) * COLUMNS + tl.arange(0, COLUMNS)
     real, there = rows < num_rows, columns < out_features
-    left = x + rows[:, None].to(tl.int64) * x_stride
-    SLAB: tl.constexpr = DEPTH // 8
     few = tl.arange(0, SLAB)
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for index in tl.static_range(PARTS):
+    right = x + rows[None, :].to(tl.int64) * x_stride + few[:, None]
+    DEPTH: tl.constexpr = SLAB * (32 // BITS)
+    total = tl.zeros((COLUMNS, ROWS), tl.float32)
+    for index in range(PARTS):
         begin = (tl.program_id(1) * PARTS + index) * part_blocks
-        part = tl.zeros((ROWS, COLUMNS), tl.float32)
+        part = tl.zeros((COLUMNS, ROWS), tl.float32)
         for block in range(begin, tl.minimum(begin + part_blocks, blocks)):
-            if KIND != OCTETS_KIND:
-                at = (block * SLAB + few)[:, None].to(tl.int64) * out_features + columns[None, :]
-                words = tl.load(codes + at, mask=there[None, :], other=0)
-                for slab in tl.static_range(8):
-                    first = block * DEPTH + slab * SLAB
-                    deep = first + few
-                    given = tl.load(left + deep[None, :], mask=real[:, None] & (deep < depth)[None, :], other=0.0)
-                    place = (first // GROUP) * out_features + columns
-                    inside = there & (first + 0 * columns < depth)
-                    scale = tl.load(scales + place, mask=inside, other=0.0)
-                    code = (words >> (4 * slab)) & 15
-                    if KIND == INTEGERS_KIND:
-                        zero = tl.load(zeros + place, mask=inside, other=0).to(tl.float32)
-                        value = code.to(tl.float32) - zero[None, :]
-                    else:
-                        exponent, half = (code >> 1) & 3, code & 1
-                        size = tl.where(exponent == 0, 2 * half, (2 + half) << exponent).to(tl.float32) * 0.25
-                        value = tl.where(code > 7, -size, size)
-                    number = (value * scale[None, :]).to(x.dtype.element_ty).to(DOT)
-                    part = tl.dot(given.to(DOT), number, part, input_precision="ieee")
-            else:
-                for half in tl.static_range(2):
-                    deep = block * DEPTH + half * (DEPTH // 2) + tl.arange(0, DEPTH // 2)
-                    given = tl.load(left + deep[None, :], mask=real[:, None] & (deep < depth)[None, :], other=0.0)
-                    mask = (deep < depth)[:, None] & there[None, :]
-                    at = columns[None, :].to(tl.int64) * depth + deep[:, None]
-                    value = tl.load(codes + at, mask=mask, other=0.0).to(tl.float32)
-                    places = (deep // GROUP)[:, None] * out_features + columns[None, :]
-                    scale = tl.load(scales + places, mask=mask, other=0.0)
-                    number = (value * scale).to(x.dtype.element_ty).to(DOT)
-                    part = tl.dot(given.to(DOT), number, part, input_precision="ieee")
+            at = (block * SLAB + few)[None, :].to(tl.int64) * out_features + columns[:, None]
+            words = tl.load(codes + at, mask=there[:, None], other=0)
+            for slab in tl.static_range(32 // BITS):
+                first = block * DEPTH + slab * SLAB
+                given = tl.load(right + first, mask=real[None, :] & (first + few < depth)[:, None], other=0.0)
+                place = ((first // GROUP) * out_features + columns)[:, None]
+                inside = (there & (first + 0 * columns < depth))[:, None]
+                scale = tl.load(scales + place, mask=inside, other=0.0)
+                code = words >> (BITS * slab)
+                if KIND == INTEGERS_KIND:
+                    zero = tl.load(zeros + place, mask=inside, other=0).to(tl.float32)
+                    value = integer_of(code) - zero
+                elif KIND == OCTETS_KIND:
+                    value = e4m3_of(code)
+                else:
+                    value = e2m1_of(code)
+                number = (value * scale).to(x.dtype.element_ty).to(DOT)
+                part = tl.dot(number, given.to(DOT), part, input_precision="ieee")
         total = part if PARTS == 1 else total + part
     if BIAS:
-        total = total + tl.load(bias + columns, mask=there, other=0.0).to(tl.float32)[None, :]
-    place = (tl.program_id(1) * num_rows + rows[:, None]).to(tl.int64) * out_features + columns[None, :]
-    tl.store(out + place, total.to(out.dtype.element_ty), mask=real[:, None] & there[None, :])
+        total = total + tl.load(bias + columns, mask=there, other=0.0).to(tl.float32)[:, None]
+    place = (tl.program_id(1) * num_rows + rows[None, :]).to(tl.int64) * out_features + columns[:, None]
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=real[None, :] & there[:, None])
+
+
+# A conversion of an integer costs several times what a logical operation does: numbers are made from their bits.
+
+
+@triton.jit
+def integer_of(
+    code: tl.tensor,  # int32: 4 bits
+) -> tl.tensor:  # float32
+    return ((code & 15) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
+
+
+@triton.jit
+def e2m1_of(
+    code: tl.tensor,  # int32: a sign, two bits of exponent, one of mantissa
+) -> tl.tensor:  # float32
+    bits = ((code & 7) << 22) | ((code & 8) << 28)  # float32's exponents are biased by 127, these by 1
+    return bits.to(tl.float32, bitcast=True) * 8.507059173023462e37
+
+
+@triton.jit
+def e4m3_of(
+    code: tl.tensor,  # int32: a sign, four bits of exponent, three of mantissa
+) -> tl.tensor:  # float32
+    size = code & 127
+    bits = (size << 20) | ((code & 128) << 24)  # biased by 7
+    return tl.where(size == 127, float("nan"), bits.to(tl.float32, bitcast=True) * 1.329227995784916e36)
 
 
 @triton.jit

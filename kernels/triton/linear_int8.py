@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kernels.ops.linear import LinearWeight
 from kernels.triton.launch import MIN_DOT, num_warps, power_of_2
-from kernels.triton.quantise import LEVELS, round_half_even
+from kernels.triton.quantise import LEVELS, round_product
 
 STRETCH = 4096  # features quantised at a time
 
@@ -92,7 +92,7 @@ def quantise_row(
     for start in range(0, size, BLOCK):
         columns = start + tl.arange(0, BLOCK)
         wide = tl.load(x + row * stride + columns, mask=columns < size, other=0.0).to(tl.float32)
-        tl.store(quantised + row * size + columns, round_half_even(wide * factor).to(tl.int8), mask=columns < size)
+        tl.store(quantised + row * size + columns, round_product(wide, factor).to(tl.int8), mask=columns < size)
     tl.store(scales + row, tl.div_rn(largest, LEVELS))
 
 

@@ -20,6 +20,16 @@ def round_half_even(
 
 
 @triton.jit
+def round_product(
+    x: tl.tensor,  # float32
+    factor: tl.tensor,  # float32, |x * factor| < 2**22
+) -> tl.tensor:
+    """x * factor rounded to float32 and then to an integer.  A product that a compiler joins with the addition of
+    ROUNDER would be rounded once, to other integers near halves."""
+    return round_half_even(tl.fma(x, factor, tl.zeros_like(x)))
+
+
+@triton.jit
 def round_fp8(
     x: tl.tensor,  # float32
 ) -> tl.tensor:  # float32 that E4M3 holds exactly: conversions, which targets do differently, then round nothing

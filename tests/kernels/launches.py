@@ -130,8 +130,8 @@ class Catalogue:
         for kind, codes in decoded_kinds(shape.inner, shape.hidden).items():
             decoded = linear_decoded.pack_decoded(codes)
             for num_rows in (1, 200) if kind.startswith("4") else (200,):
-                some = x[:1].expand(num_rows, -1)
-                yield f"{kind}, {num_rows} rows", lambda s=some, w=decoded: kernels.linear(s, w, None)  # type: ignore[misc]
+                for some in (x[:1].expand(num_rows, -1), x[:1].float().expand(num_rows, -1)):
+                    yield f"{kind}, {num_rows} rows", lambda s=some, w=decoded: kernels.linear(s, w, None)  # type: ignore[misc]
         heads = shape.num_heads + 2 * shape.num_kv_heads
         qkv = torch.zeros(ROWS, heads, shape.head_dim, dtype=dtype)
         turns = torch.zeros(ROWS, 1, shape.head_dim, dtype=dtype)

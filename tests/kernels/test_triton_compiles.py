@@ -12,6 +12,7 @@ import pytest
 from kernels.provider import has_triton
 
 A_FEW_BYTES = 32  # of a thread: versions of triton differ by that much
+SHARED_BYTES = 232_448  # that one program can have there
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import torch
@@ -46,13 +47,46 @@ def compile_for(target: str, fact: str, *, variants: bool = True) -> dict[str, l
 def test_for_hopper_with_everything_in_registers() -> None:
     """Small tiles multiply by mma, large ones by wgmma."""
     ptx = "one.assembly['ptx']"
-    found = compile_for("HOPPER", f"one.resources()[1], 'wgmma' in {ptx}, 'mma.sync' in {ptx}")
+    found = compile_for("HOPPER", f"one.resources()[1], one.shared, 'wgmma' in {ptx}, 'mma.sync' in {ptx}")
     assert len(found) >= 18
+    assert max(int(told.split()[1]) for variants in found.values() for told in variants) <= SHARED_BYTES
     assert max(int(told.split()[0]) for variants in found.values() for told in variants) <= A_FEW_BYTES
-    assert {"True False", "False True"} <= {told.split(maxsplit=1)[1] for told in found["attend_tiles"]}
+    assert {"True False", "False True"} <= {told.split(maxsplit=2)[2] for told in found["attend_tiles"]}
 
 
 def test_for_an_amd_gpu() -> None:
     """Variants differ in what they compute, not in what this compiler can do, and it takes two minutes for all."""
     found = compile_for("MI300", "len(one.assembly['hsaco'])", variants=False)
     assert len(found) >= 18
+
+
+ROUNDED = """
+import re
+import torch
+from kernels.interface import AttentionShape
+from kernels.ops.kv_cache import KVCache
+from kernels.provider import triton_kernels
+from kernels.triton.linear_int8 import quantise_rows
+from tests.kernels.compiling_ahead import HOPPER, compiling
+with compiling(HOPPER) as compiled:
+    quantise_rows(torch.zeros(2, 64))
+    octets, scales = torch.zeros(2, 4, 2, 64, dtype=torch.int8), torch.zeros(2, 4, 2)
+    cache = KVCache(octets, octets, scales, scales)
+    triton_kernels(AttentionShape()).store_kv(torch.zeros(3, 2, 64), torch.zeros(3, 2, 64), cache, torch.arange(3))
+for one in compiled:
+    added = [line for line in one.assembly["ptx"].splitlines() if "0f4B400000" in line]
+    print(one.name, "added" if added else "", "fused" if any("fma" in line for line in added) else "")
+"""
+
+
+def test_what_becomes_int8_is_rounded_before_it_is_cut_to_an_integer() -> None:
+    """A compiler that joins the product with the addition of 1.5 x 2**23 would round once: other codes near halves."""
+    if not has_triton():
+        pytest.skip("triton is not installed")
+    done = subprocess.run(
+        [sys.executable, "-c", ROUNDED], cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "0"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = [line.split()[1:] for line in done.stdout.splitlines()]
+    assert told == [["added"], ["added"]], done.stdout

@@ -20,7 +20,7 @@ if DEVICE.type == "cpu" and not launch.INTERPRETED:
     pytest.skip("no GPU, and triton was imported without TRITON_INTERPRET=1", allow_module_level=True)
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
-KINDS = {"int4": 32, "e2m1": 16, "e4m3": 128}  # and their groups
+KINDS = {"int4": 32, "e2m1": 16, "mxfp4": 32, "e4m3": 128}  # and their groups
 # The interpreter cuts float32 to bfloat16 where hardware rounds: an error of a whole last bit.
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
@@ -32,7 +32,7 @@ def any_codes(kind: str, n: int, k: int, group: int) -> Codes:
     if kind == "e4m3":
         numbers = torch.randn(n, k, generator=generator).to(torch.float8_e4m3fn)
         return Codes(numbers, scales, group, 8).to(DEVICE)
-    if kind == "e2m1":
+    if kind in ("e2m1", "mxfp4"):
         return Codes(codes, scales, group, 4, table=E2M1).to(DEVICE)
     zeros = torch.randint(0, 16, (n, groups), generator=generator, dtype=torch.uint8)
     return Codes(codes, scales, group, 4, zeros).to(DEVICE)
@@ -56,13 +56,38 @@ def test_products_are_those_of_the_reference(kind: str, dtype: torch.dtype) -> N
             assert float((found - wanted).abs().max()) <= TOLERANCE[dtype] * float(wanted.abs().max())
 
 
-def test_rows_are_alone() -> None:
-    """Bit for bit, whether parts are added by a launch of their own or one after the other."""
-    codes, x = any_codes("int4", 40, 256, 64), normal(70, 256, dtype=torch.float32)
-    packed, bias = reference.pack_decoded(codes), normal(40, dtype=torch.float32)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_alone(kind: str, dtype: torch.dtype) -> None:
+    """Bit for bit, whether parts are added by a launch of their own or one after the other, in tiles of any rows."""
+    codes, x = any_codes(kind, 40, 512, KINDS[kind]), normal(70, 512, dtype=dtype)
+    packed, bias = reference.pack_decoded(codes), normal(40, dtype=dtype)
+    assert packed.decoded is not None and linear_decoded.num_parts(packed.decoded) > 1
     whole = linear_decoded.linear_decoded(x, packed, bias)
     assert torch.equal(linear_decoded.linear_decoded(x[9:10], packed, bias)[0], whole[9])
-    assert torch.equal(linear_decoded.linear_decoded(x[:40], packed, bias), whole[:40])
+    for num_rows in (16, 17, 40, 64):
+        assert torch.equal(linear_decoded.linear_decoded(x[:num_rows], packed, bias), whole[:num_rows])
+
+
+def test_every_number_that_a_code_can_be() -> None:
+    """Subnormal ones, zeros of both signs, and what is no number."""
+    for kind, count in (("e2m1", 16), ("e4m3", 256)):
+        octets = torch.arange(count, dtype=torch.uint8).repeat(128, 1)
+        ones = torch.ones(128, -(-count // 128))
+        if kind == "e2m1":
+            codes = Codes(octets, ones, count, 4, table=E2M1).to(DEVICE)
+        else:
+            codes = Codes(octets.view(torch.float8_e4m3fn), ones, 128, 8).to(DEVICE)
+        each = torch.eye(count, device=DEVICE)
+        found = linear_decoded.linear_decoded(each, reference.pack_decoded(codes))[:, 0]
+        numbers = codes.dequantised()[0]
+        if kind == "e4m3":  # any product with what is no number is none, that with zero too
+            assert bool(found.isnan().all()) and int(numbers.isnan().sum()) == 2
+            octets[:, numbers.cpu().isnan()] = 0
+            codes = Codes(octets.view(torch.float8_e4m3fn), ones, 128, 8).to(DEVICE)
+            found = linear_decoded.linear_decoded(each, reference.pack_decoded(codes))[:, 0]
+            numbers = codes.dequantised()[0]
+        assert torch.equal(found, numbers)
 
 
 def test_what_is_not_decoded() -> None:

@@ -22,7 +22,7 @@ import torch
 
 from scripts.bench.common.report import Result, bench_parser, finish, table
 from scripts.bench.gpu import others
-from scripts.bench.gpu.attention import Problem, copy_bandwidth, matrix_rate, seconds, tune
+from scripts.bench.gpu.attention import Problem, copy_bandwidth, matrix_rate, seconds, seconds_in_graph, tune
 from scripts.bench.gpu.linears import measure_linears
 from scripts.bench.gpu.shapes import LLAMA_3_8B, GpuModelShape
 from scripts.bench.gpu.soak import soaked
@@ -72,7 +72,7 @@ class GpuBench:
         per_layer = self._work.kv_bytes_per_token // self._shape.num_layers
         floor = KERNEL_SEQS * KERNEL_CONTEXT * per_layer / self._ceilings.bandwidth
         what = f"paged decode attention, batch {KERNEL_SEQS}, context {KERNEL_CONTEXT}: of copy bandwidth"
-        lines = [Result(what, floor / seconds(problem.triton()), at_least=KERNEL_SHARE)]
+        lines = [Result(what, floor / seconds_in_graph(problem.triton()), at_least=KERNEL_SHARE)]
         other = problem.flashinfer()
         note = "" if other else MISSING
         lines.append(Result("the same in FlashInfer", floor / seconds(other) if other else None, note=note))
