@@ -182,8 +182,8 @@ def main() -> int:
 
     trace, num_rows = Path(sys.argv[1]), int(sys.argv[2])
 
-    def load(settings: Settings) -> Any:
-        return TimelineRunner(load_runner(settings), trace, num_rows)
+    def load(settings: Settings, **options: Any) -> Any:
+        return TimelineRunner(load_runner(settings, **options), trace, num_rows)
 
     with patch.object(worker, "load_runner", load):  # what `worker.make` loads with
         return run_actor(worker.make)
