@@ -44,19 +44,6 @@ const uint8_t *head_of(const Attention &a, const uint8_t *pool, const KeyTile &t
     return pool + t.blocks[s.block_of(token)] * s.block_bytes() + head * s.head_bytes();
 }
 
-// Asks for a tile's keys and values: blocks lie scattered, so that the processor does not foresee the next one.
-void fetch(const Attention &a, const KeyTile &t, int64_t head) {
-    const KVShape &s = a.shape;
-    for (int64_t token = 0; token < t.count; token += s.block_size) {
-        const char *keys = (const char *)head_of(a, a.keys, t, head, token);
-        const char *values = (const char *)head_of(a, a.values, t, head, token);
-        for (int64_t i = 0; i < s.head_bytes(); i += 64) {
-            _mm_prefetch(keys + i, _MM_HINT_T1);
-            _mm_prefetch(values + i, _MM_HINT_T1);
-        }
-    }
-}
-
 // A tile's values one behind the other, for products of CHUNK tokens.
 void gather_values(const Attention &a, const KeyTile &t, int64_t head, Workspace &w) {
     const KVShape &s = a.shape;
@@ -168,11 +155,8 @@ void attend_by_tiles(const Attention &a, const QueryGroup &g, int64_t head) {
     const auto tile_at = [&](int64_t begin) {
         return KeyTile{g.table + a.table + a.shape.block_of(begin), begin, end - begin < TILE ? end - begin : TILE};
     };
-    const bool scattered = tiles == 1;  // more rows than that work long enough on a tile for the next to come by itself
-    if (scattered) fetch(a, tile_at(seen / TILE * TILE), head);
     for (int64_t begin = seen / TILE * TILE; begin < end; begin += TILE) {
         KeyTile t = tile_at(begin);
-        if (scattered && begin + TILE < end) fetch(a, tile_at(begin + TILE), head);
         Clock::enter(PG_MIXING);
         gather_values(a, t, head, w);
         for (int64_t i = 0; i < tiles; i++) {
