@@ -63,7 +63,13 @@ def test_tcp_makes_its_runtime_directory(tmp_path: Path) -> None:
     assert process.returncode == 0 and "Traceback" not in said, said
 
 
-BEGUN = "import services.cli.entry; print('up', flush=True); services.cli.entry.run()"  # until then Python starts
+BEGUN = """
+import signal
+import services.cli.entry
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs these tests in the background ignores it
+print('up', flush=True)  # until then Python starts
+services.cli.entry.run()
+"""
 MOMENTS = random.Random(14)
 INTERRUPTED: dict[str, tuple[str, ...]] = {
     "serve": ("serve", "-m", str(MODEL), "--port", "0", "--http-port", "-1", "--log-level", "error"),
@@ -90,7 +96,12 @@ def test_ctrl_c_at_any_moment_shows_no_trace(name: str, tmp_path: Path) -> None:
         assert process.stdout is not None and process.stdout.readline() == "up\n"
         time.sleep(MOMENTS.uniform(0.02, 1.5))
         process.send_signal(signal.SIGINT)
-        said = "".join(process.communicate(timeout=60))
+        try:
+            said = "".join(process.communicate(timeout=60))
+        except subprocess.TimeoutExpired:
+            process.kill()  # its services end with it
+            process.communicate()
+            raise
         assert "Traceback" not in said and "Exception" not in said, said
         assert process.returncode in (0, 1, 130, -signal.SIGINT), said
 
