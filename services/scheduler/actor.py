@@ -10,6 +10,7 @@ import structlog
 
 from services.scheduler.block_traffic import BlockTraffic
 from services.scheduler.consistency.results import StepLost
+from services.scheduler.links import Links
 from services.scheduler.load import load_of, snapshot_of
 from services.scheduler.membership.deployment import with_fingerprint
 from services.scheduler.membership.lives import Lives
@@ -73,6 +74,7 @@ class SchedulerActor(Actor):
         self.lives = lives or Lives()
         self.epoch = self.lives.epoch
         self.core = core
+        self.links = Links(core, self.lives)
         self.sleep = ModelSleep(core, settings.models.activity_dir)
         self.membership = Membership(mixed_workers=settings.engine.mixed_workers)
         self.traffic = BlockTraffic(core, self.membership, self)
@@ -147,25 +149,13 @@ class SchedulerActor(Actor):
                 log.info("repeated_result", epoch=message.epoch, step_id=message.step_id)
                 return
         except StepLost as error:
-            self._renew_link(replica.instance, error)
+            self.links.renew(replica.instance, error)
             return
         except ProtocolError as error:
-            log.error("worker_out_of_step", worker=replica.instance, reason=str(error))
-            self._restart_link(replica.instance)
+            self.links.restart(replica.instance, error)
             return
         if oldest is not None and (line := self.steps.answered(replica, oldest, message, self.now)):
             self.afterwards(lambda: log.info("step_finished", **line))
-
-    def _renew_link(self, instance: str, error: StepLost) -> None:
-        """Start over after a message was lost, as when a connection broke and was made again."""
-        log.error("step_lost", worker=instance, reason=str(error))
-        self.core.renew_worker(instance, self.lives.next_link())
-
-    def _restart_link(self, instance: str) -> None:
-        """Start over with a worker whose answers are invalid: a new epoch, an empty pool."""
-        capacity = self.core.replicas[instance].capacity
-        self.core.lose_worker(instance)
-        self.core.add_worker(instance, self.lives.next_link(), capacity)
 
     # -- ledgers
 
@@ -175,7 +165,7 @@ class SchedulerActor(Actor):
                 log.info("stale_holdings", epoch=message.epoch, report_id=message.report_id)
         except StepLost as error:
             holders = (name for name, replica in self.core.replicas.items() if replica.epoch == message.epoch)
-            self._renew_link(next(holders), error)
+            self.links.renew(next(holders), error)
 
     def _reconcile(self) -> None:
         """Ask every worker what it holds, and check our own ledger once urgent messages are sent."""
@@ -228,10 +218,7 @@ class SchedulerActor(Actor):
             if not self.core.propose(message):
                 log.info("stale_proposals", epoch=message.epoch, update_id=message.update_id)
         except ProtocolError as error:
-            link = self.core.drafts.by_epoch(message.epoch)
-            if link is not None:
-                log.error("draft_out_of_step", draft=link.instance, reason=str(error))
-                self.core.add_draft(link.instance, self.lives.next_link(), link.capacity)
+            self.links.restart_draft(message.epoch, error)
 
     def handle_wake(self, _: Wake) -> None:
         self._wake_time = 0.0
@@ -253,10 +240,7 @@ class SchedulerActor(Actor):
         log.warning("epoch_raised", epoch=self.lives.epoch, epoch_before=self.epoch, member=message.instance)
         self.epoch = self.lives.epoch
         self._broadcast()
-        for instance in list(self.core.replicas):
-            self.core.renew_worker(instance, self.lives.next_link())
-        for link in list(self.core.drafts.links.values()):
-            self.core.add_draft(link.instance, self.lives.next_link(), link.capacity)
+        self.links.renew_all()
 
     def handle_hello(self, message: Hello) -> None:
         if reason := self.membership.refusal(message, schema_hash(), is_alive=self.is_alive):
@@ -268,13 +252,10 @@ class SchedulerActor(Actor):
         if message.adapters:
             self.core.adapters.learn(message)
         if self.membership.is_back(message):
-            self.core.pardon_worker(message.instance)
+            self.core.deaths.take_back(message.instance)
         is_new = self.membership.join(message, self.now)
-        if message.worker is not None and (is_new or message.instance not in self.core.replicas):
-            self.core.add_worker(message.instance, self.lives.next_link(), message.worker)
+        if self.links.greet(message, is_new=is_new):
             self.sleep.release(self.now)
-        if message.draft is not None and (is_new or message.instance not in self.core.drafts.links):
-            self.core.add_draft(message.instance, self.lives.next_link(), message.draft)
         self.traffic.greet(message)
         if is_new:
             log.info("joined", member=message.instance, address=message.address)

@@ -31,7 +31,7 @@ from services.scheduler.lifecycle.parking import Parking, is_later_call
 from services.scheduler.lifecycle.side_tables import SideTables
 from services.scheduler.lifecycle.step_results import StepResultProcessor
 from services.scheduler.planning.batching import Batcher
-from services.scheduler.planning.quarantine import WorkerDeaths
+from services.scheduler.planning.quarantine import WorkerDeaths, deadly
 from services.scheduler.speculation.drafting import Drafting
 from services.scheduler.speculation.drafts import DraftLinks
 from services.scheduler.speculation.records import DraftRecords
@@ -63,7 +63,7 @@ from shared.messages import (
 )
 from shared.transport.sharding import pick
 
-MAX_STEPS_IN_FLIGHT, ACKNOWLEDGE_SECONDS = 2, 60.0
+MAX_STEPS_IN_FLIGHT = 2
 
 
 class Scheduler:
@@ -103,7 +103,7 @@ class Scheduler:
         self._step_results = StepResultProcessor(finalizer, assignment, drafting, reconciler, books)
         self.adapters = Adapters(self.replicas, self._finalizer.open, self.outbound, self.fail)
         self.events = KVEvents()
-        self._deaths = WorkerDeaths()
+        self.deaths = WorkerDeaths()
         self._batchers: dict[str, Batcher] = {}  # by worker; each lives as long as its replica
         self._detokenizers: list[str] = []
 
@@ -227,10 +227,7 @@ class Scheduler:
         Forget those long finished or put aside."""
         self.clock.now = now
         self.parking.expire(now)
-        for request in list(self.finished.values()):
-            request.finished_time = request.finished_time or now
-            if now - request.finished_time > ACKNOWLEDGE_SECONDS:
-                self._finalizer.forget(request)
+        self._finalizer.expire(now)
         if self.shares.num_tenants > MAX_TENANTS:
             self.shares.forget_absent({request.tenant for request in self.requests.values()})
         late = [r for r in self.requests.values() if r.header.deadline is not None and r.header.deadline <= now]
@@ -275,7 +272,7 @@ class Scheduler:
         """A worker has come, or come back: its pool is empty."""
         if instance in self.replicas:
             self.lose_worker(instance)
-        self._deaths.forget(instance)
+        self.deaths.forget(instance)
         replica = Replica(instance, epoch, capacity, self.shares, self.clock, self.moves.stores, self.moves.peers)
         self.replicas[instance] = replica
         self.accounts.add_worker(replica)
@@ -307,14 +304,9 @@ class Scheduler:
         self.counters.num_worker_losses += 1
         in_flight = {sequence.request for step in replica.in_flight for sequence in step.sequences}
         self._assignment.unassigned += self._assignment.vacate(replica, self.accounts.workers[replica].heard_at)
-        for request in self._deaths.count(instance, in_flight):
-            text = f"workers died {request.num_worker_deaths} times in a row while they computed this request"
-            self.fail(request, RequestError(text, code=RejectCode.INTERNAL))
+        for request in self.deaths.count(instance, in_flight):
+            self.fail(request, deadly(request))
         self._assignment.reassign([])
-
-    def pardon_worker(self, instance: str) -> None:
-        """A worker that was lost is alive, and comes back: its loss no longer counts against what it computed."""
-        self._deaths.take_back(instance)
 
     def _forget(self, replica: Replica) -> None:
         del self._batchers[replica.instance]

@@ -159,7 +159,7 @@ ALLOWED: dict[str, set[str]] = {
     "kernels": {"torch", "STDLIB", "kernels.ops", "kernels.cpu", "kernels.triton", "kernels.flash"},
     "protos": {"STDLIB", "google", "grpc", "protos"},
 }  # fmt: skip
-SHELLS = {"actor", "block_traffic", "sleep", "main", "__main__", "publisher"}
+SHELLS = {"actor", "block_traffic", "links", "sleep", "main", "__main__", "publisher"}
 PURE_FORBIDDEN = {"zmq", "asyncio", "time", "torch", "random", "structlog", "numpy", "prometheus_client"}
 UNSAFE = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
 NO_TORCH = ("gateway", "tokenizer", "scheduler", "detokenizer", "draft", "store")

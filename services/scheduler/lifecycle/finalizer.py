@@ -9,6 +9,8 @@ from services.scheduler.state.sequence import Request, Sequence, Status
 from services.scheduler.telemetry.books import Books
 from shared.errors import RequestError
 
+ACKNOWLEDGE_SECONDS = 60.0
+
 
 class RequestFinalizer:
     """Moves requests from those that are open to those that are finished, or out of both.
@@ -69,6 +71,13 @@ class RequestFinalizer:
         """A finished request is not asked for again."""
         del self.finished[request.request_id]
         self.tables.let_go(request)
+
+    def expire(self, now: float) -> None:
+        """Forget what was finished long ago, and whose gateway never acknowledged it."""
+        for request in list(self.finished.values()):
+            request.finished_time = request.finished_time or now
+            if now - request.finished_time > ACKNOWLEDGE_SECONDS:
+                self.forget(request)
 
     def leave(self, sequence: Sequence) -> None:
         """A sequence lets go of its row, its blocks and its draft."""

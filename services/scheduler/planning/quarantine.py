@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Request, Sequence
+from shared.errors import RejectCode, RequestError
 
 MAX_REMEMBERED = 64  # workers whose last deaths can be taken back
 
@@ -47,3 +48,9 @@ class WorkerDeaths:
     def forget(self, instance: str) -> None:
         """What is counted stays."""
         self._counted.pop(instance, None)
+
+
+def deadly(request: Request) -> RequestError:
+    """The error of a request that is what kills workers."""
+    text = f"workers died {request.num_worker_deaths} times in a row while they computed this request"
+    return RequestError(text, code=RejectCode.INTERNAL)

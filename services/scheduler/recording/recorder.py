@@ -29,7 +29,7 @@ START, CALL, PLAN, ERROR = "start", "call", "plan", "error"
 SCALARS = frozenset({type(None), bool, int, float, str, bytes})
 EVENTS = (
     "add", "abort", "attach", "abort_gateway", "expire", "stop_matched", "stream_lost", "set_detokenizers",
-    "add_worker", "retire_worker", "lose_worker", "pardon_worker", "add_draft", "lose_draft", "schedule", "apply",
+    "add_worker", "retire_worker", "lose_worker", "deaths.take_back", "add_draft", "lose_draft", "schedule", "apply",
     "propose", "take_updates", "ask_holdings", "reconcile", "check_ledgers", "renew_worker",
     "moves.join", "moves.leave", "moves.told", "moves.moved", "moves.take_orders", "moves.serve",
     "handovers.leave", "handovers.take_released",

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from services.cli.bench.messages import DETOKENIZER, WORKER
+from services.scheduler.lifecycle.finalizer import ACKNOWLEDGE_SECONDS
 from services.scheduler.lifecycle.parking import MAX_PARKED, PARKED_SECONDS
-from services.scheduler.scheduler import ACKNOWLEDGE_SECONDS, Scheduler
+from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.fairness import MAX_TENANTS, Shares
 from services.scheduler.state.policy import Policy
 from services.scheduler.state.sequence import Request, Sequence

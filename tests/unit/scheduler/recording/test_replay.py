@@ -303,15 +303,33 @@ def test_a_disk_that_is_too_slow_holds_nobody_up_and_leaves_no_gap(
 
 
 def test_everything_that_the_shell_asks_of_the_core_is_recorded() -> None:
-    tree = ast.parse((ROOT / "services" / "scheduler" / "actor.py").read_text(encoding="utf-8"))
+    shell = [
+        (ROOT / "services" / "scheduler" / f"{name}.py").read_text(encoding="utf-8") for name in ("actor", "links")
+    ]
     asked = {
         node.attr
-        for node in ast.walk(tree)
+        for source in shell
+        for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self.core"
     }
     methods = {name for name in asked if callable(getattr(Scheduler, name, None))}
     assert methods > {"add", "apply", "schedule"}
     assert methods <= set(EVENTS)
+
+
+def test_a_death_that_is_taken_back_is_recorded(tmp_path: Path) -> None:
+    """Without it a replay would end the request at the third loss, and differ from there on."""
+    world = recorded_world(file := tmp_path / "lives.rec", workers=1)
+    world.add("r", [1, 2, 3], max_tokens=4, seed=1)
+    for _ in range(4):
+        assert world.scheduler.schedule("w0", 0.0) is not None
+        world.scheduler.lose_worker("w0")
+        world.scheduler.deaths.take_back("w0")
+        world.join("w0")
+    world.run()
+    world.assert_outputs()
+    result = replayed(file)
+    assert result.difference is None and result.num_requests == 1 and result.num_plans >= 5
 
 
 def test_what_is_decided_is_what_was_decided() -> None:
