@@ -17,7 +17,8 @@ from engine.description.names import Part, Shape, TensorMap
 from engine.description.spec import ModelSpec
 from engine.weights.digest import WeightDigest
 from engine.weights.files import open_file, tensor_files
-from engine.weights.source import PlainWeights, view_of
+from engine.weights.pieces import view_of
+from engine.weights.plain import PlainWeights
 from shared.errors import ModelError
 
 

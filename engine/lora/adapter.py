@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.description.names import Part, TensorMap
 from engine.description.spec import AttentionSpec, ModelSpec
 from engine.lora.config import CONFIG_NAME, WEIGHTS_NAME, LoraConfig, read_lora_config
-from engine.weights.source import rows_of_part
+from engine.weights.pieces import rows_of_part
 from kernels.ops.lora import LoraPart
 from shared.errors import ModelError
 

@@ -5,10 +5,8 @@ Every name, shape and dtype is checked against the description before the first 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +14,6 @@ import torch
 from torch import Tensor
 
 from engine.description.names import Part, Parts, TensorMap
-from engine.description.reading import tensors_of
 from engine.description.spec import ModelSpec
 from engine.weights.digest import WeightDigest
 from engine.weights.files import open_file, tensor_files
@@ -24,6 +21,8 @@ from engine.weights.formats import DTYPES
 from engine.weights.inventory import QuantisedMatrix, StoredTensor, take_inventory
 from engine.weights.kv_scales import KVScales, read_kv_scales
 from engine.weights.pages import drop_pages
+from engine.weights.pieces import as_linear, copied, is_exact, rows_of_codes, view_of
+from engine.weights.plain import DummyWeights
 from engine.weights.quantised.form import Quantisation
 from engine.weights.quantised.kept import common_form, decoded_form, kept_slots
 from engine.weights.quantised.module_tensors import ModuleTensors
@@ -33,8 +32,6 @@ from kernels.ops.digest import Sums
 from shared.errors import ModelError
 from shared.heap import trim_heap
 
-DUMMY_PART = 1 << 20  # random numbers made at a time
-MAX_FILLING = 16  # threads that make them
 HALVES = {"F16", "BF16"}
 STORED = {"F64": torch.float32, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -225,8 +222,8 @@ class Checkpoint:
     def copied(self, part: Part, out: Tensor, *, rounded: torch.dtype | None = None) -> Tensor:
         tensor = self.take(part)
         is_stored = part.is_whole and self.quantised_as(part) is None
-        if self._digest is None or not is_stored or not _is_exact(tensor.dtype, rounded or out.dtype):
-            return _copied(tensor, out, rounded or out.dtype)
+        if self._digest is None or not is_stored or not is_exact(tensor.dtype, rounded or out.dtype):
+            return copied(tensor, out, rounded or out.dtype)
         return self._digest.copied(part.name, tensor, out)
 
     def sums(self, *parts: Part) -> Sums | None:
@@ -261,104 +258,6 @@ class _Latest:
     values: Tensor | None = None
 
 
-class PlainWeights:
-    """What a source says that has neither codes nor scales, nor files with a digest."""
-
-    def sums(self, *parts: Part) -> Sums | None:
-        return None
-
-    def take_codes(self, part: Part) -> Codes | None:
-        return None
-
-    def quantised_as(self, part: Part) -> QuantisedMatrix | None:
-        return None
-
-    @property
-    def quantisation(self) -> Quantisation | None:
-        return None
-
-    def kv_scales(self) -> tuple[KVScales, ...]:
-        return ()
-
-    @property
-    def files(self) -> list[Path]:
-        return []
-
-
-class DummyWeights(PlainWeights):
-    """Random tensors, the same for the same description and seed: norms are one, biases and sinks zero."""
-
-    def __init__(self, spec: ModelSpec, *, seed: int = 0) -> None:
-        self.tensors = tensors_of(spec)
-        self.dtype = DTYPES.get(spec.dtype, torch.float32)
-        self._spread = spec.initializer_range
-        shapes = self.tensors.shapes()
-        self._seeds = {name: seed * len(shapes) + index for index, name in enumerate(shapes)}
-        self._made: dict[str, Tensor] = {}
-
-    def take(self, part: Part) -> Tensor:
-        if part.name not in self._made:
-            self._made[part.name] = self._make(part)
-        return view_of(part, self._made[part.name])
-
-    def _make(self, part: Part) -> Tensor:
-        if len(part.shape) == 1:
-            is_norm = part.name.endswith("weight") and not part.plus_one
-            return torch.ones(part.shape) if is_norm else torch.zeros(part.shape)
-        tensor = torch.empty(part.shape, dtype=self.dtype)
-
-        def fill(index: int, piece: Tensor) -> None:
-            generator = torch.Generator().manual_seed(self._seeds[part.name] + (index << 32))
-            piece.copy_(torch.randn(piece.shape, generator=generator).mul_(self._spread))
-
-        pieces = torch.split(tensor.flatten(), DUMMY_PART)  # all at once they would be there in float32 too
-        if len(pieces) == 1:
-            fill(0, pieces[0])
-            return tensor
-        with ThreadPoolExecutor(min(len(pieces), MAX_FILLING, os.cpu_count() or 1)) as pool:  # one fills 0.2 GB/s
-            list(pool.map(fill, range(len(pieces)), pieces))
-        return tensor
-
-    def copied(self, part: Part, out: Tensor, *, rounded: torch.dtype | None = None) -> Tensor:
-        return _copied(self.take(part), out, rounded or out.dtype)
-
-    def watch(self, digest: WeightDigest) -> None:
-        """The configuration says all that there is to say of them."""
-
-    def release(self) -> None:
-        self._made.clear()
-
-
-def view_of(part: Part, stored: Tensor) -> Tensor:
-    """What a slot wants of a stored tensor; a view of it wherever it can be one."""
-    found = stored if part.expert is None else stored[part.expert]
-    found = rows_of_part(part, found.T if part.transposed else found)
-    if part.absorbed:
-        found = found.T
-    return found.float() + 1.0 if part.plus_one else found
-
-
-def rows_of_part(part: Part, found: Tensor) -> Tensor:
-    """Those that a part takes of a matrix [out_features, ...], in its order."""
-    if part.rows is not None:
-        found = found[part.rows]
-    if part.head_order is not None:
-        heads = found.view(-1, part.head_rows or len(part.head_order), *found.shape[1:])
-        found = heads[:, list(part.head_order)].flatten(0, 1)
-    return found if part.cut is None else found[part.cut]
-
-
-def as_linear(part: Part) -> Part:
-    """A part of one quantised matrix: these are always [out_features, in_features], and of one expert."""
-    return replace(part, transposed=False, expert=None)
-
-
-def rows_of_codes(part: Part, codes: Codes) -> Codes:
-    octets = rows_of_part(part, codes.codes.view(torch.uint8)).view(codes.codes.dtype)
-    zeros = None if codes.zeros is None else rows_of_part(part, codes.zeros)
-    return replace(codes, codes=octets, scales=rows_of_part(part, codes.scales), zeros=zeros)
-
-
 def open_weights(
     load_format: str, directory: Path, spec: ModelSpec, *, progress: Progress | None = None
 ) -> WeightSource:
@@ -389,13 +288,3 @@ def _taken_codes(source: WeightSource, parts: Parts) -> list[Codes] | None:
 def has_codes(spec: ModelSpec, source: WeightSource) -> bool:
     """Whether some of a model's matrices are codes that kernels multiply as they are."""
     return bool(kept_slots(spec, source.tensors, source.quantised_as))
-
-
-def _is_exact(stored: torch.dtype, dtype: torch.dtype) -> bool:
-    """Whether a format holds every value of the stored one."""
-    return dtype in (stored, torch.float32)
-
-
-def _copied(tensor: Tensor, out: Tensor, rounded: torch.dtype) -> Tensor:
-    """Without a copy between where the format holds every value."""
-    return out.copy_(tensor if _is_exact(tensor.dtype, rounded) else tensor.to(rounded))

@@ -24,7 +24,8 @@ from engine.description.names import Part
 from engine.description.reading import parse_config, read_config, tensors_of
 from engine.loading.load import load_runner
 from engine.weights.pages import drop_pages
-from engine.weights.source import Checkpoint, DummyWeights, WeightSource, terminal_progress
+from engine.weights.plain import DummyWeights
+from engine.weights.source import Checkpoint, WeightSource, terminal_progress
 from shared.config import Settings
 from shared.errors import ModelError
 from shared.model_source import resolve_model_dir

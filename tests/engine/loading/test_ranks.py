@@ -13,7 +13,7 @@ from engine.description.reading import parse_config
 from engine.description.spec import ModelSpec
 from engine.loading.memory import MemoryPlan, WindowPlan
 from engine.loading.ranks import GroupStart, RankReady, agree, smallest
-from engine.weights.source import DummyWeights
+from engine.weights.plain import DummyWeights
 from services.worker.rank_processes import channel_pair
 from shared.config import load_settings
 from shared.errors import ConfigError, FatalError

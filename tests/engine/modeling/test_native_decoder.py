@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.description.reading import parse_config, tensors_of
 from engine.execution.runner import ModelRunner
 from engine.loading.load import load_runner
-from engine.weights.source import DummyWeights
+from engine.weights.plain import DummyWeights
 from shared.config import Settings
 from shared.sampling import SamplingParams
 from tests.engine.checkpoints import random_prompt

@@ -17,8 +17,9 @@ from torch import Tensor
 from engine.description.reading import read_config, tensors_of
 from engine.modeling.native_layers import LayerPacker
 from engine.weights.formats import Formats
+from engine.weights.plain import DummyWeights
 from engine.weights.quantised.kept import decoded_bytes, decoded_slots, kept_slots, packed_bytes
-from engine.weights.source import Checkpoint, DummyWeights
+from engine.weights.source import Checkpoint
 from kernels.ops.codes import INT4, UINT4
 from shared.sampling import SamplingParams
 from tests.engine.checkpoints import make_runner, random_prompt
