@@ -19,7 +19,7 @@ from kernels.triton import (
     gumbel_argmax,
     kv_store,
     layer_norm,
-    linear_decoded,
+    linear,
     linear_int8,
     lora,
     penalties,
@@ -36,7 +36,6 @@ from kernels.triton.attention_tiles import split_size
 
 
 def triton_kernels(shape: AttentionShape) -> Kernels:
-    """Floating-point linear layers stay the vendor's: its library has more shapes of tile than one can tune by hand."""
     split = split_size(shape.max_model_len)
     return replace(
         reference_kernels(),
@@ -54,7 +53,7 @@ def triton_kernels(shape: AttentionShape) -> Kernels:
         activation=activation.activation,
         gated_activation=activation.gated_activation,
         step_inputs=step_inputs.step_inputs,
-        linear=linear_decoded.linear,
+        linear=linear.linear,
         linear_int8=linear_int8.linear,
         pack_decoded=ops_decoded.pack_decoded,
         lora=lora.lora,

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.ops.activation import CLAMP, STEEPNESS
-from kernels.triton.launch import num_warps, power_of_2
+from kernels.triton.launch import early, num_warps, power_of_2, wait_for_others
 
 LONGEST = 2048  # elements of a program
 SILU, GELU_TANH, CLAMPED_SWIGLU, SIGMOID = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
@@ -46,7 +46,15 @@ def _launch(
     out = torch.empty(num_tokens, size, dtype=x.dtype, device=x.device)
     block = min(LONGEST, power_of_2(size))
     activate_rows[(num_tokens, triton.cdiv(size, block))](
-        x, out, size, x.stride(0), KIND=kind, IS_GATED=gated, BLOCK=block, num_warps=num_warps(block)
+        x,
+        out,
+        size,
+        x.stride(0),
+        KIND=kind,
+        IS_GATED=gated,
+        BLOCK=block,
+        num_warps=num_warps(block),
+        **early(x.device),
     )
     return out
 
@@ -60,7 +68,9 @@ def activate_rows(
     KIND: tl.constexpr,
     IS_GATED: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
+    wait_for_others(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < size

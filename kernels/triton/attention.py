@@ -35,7 +35,7 @@ from kernels.triton.attention_tiles import (
     view_tiles,
 )  # fmt: skip
 from kernels.triton.kv_format import PER_HEAD, PER_TOKEN, scales_of
-from kernels.triton.launch import MIN_DOT, dot_type, num_programs, power_of_2
+from kernels.triton.launch import MIN_DOT, dot_type, early, num_programs, power_of_2, wait_for_others
 
 
 def plan_attention(
@@ -132,7 +132,7 @@ def _launch_tiles(
         HEAD_DIM=value_dim, WIDTH=power_of_2(value_dim, at_least=MIN_DOT), LATENT=cache.latent,
         TURNED=power_of_2(further, at_least=MIN_DOT), EXTRA=further, BLOCK_SIZE=cache.block_size, WINDOW=window,
         SCALED=scaled, CAPPED=softcap != 0.0, SINKS=sinks is not None, DOT=dot_type(query.dtype),
-        num_warps=num_warps, num_stages=num_stages,
+        num_warps=num_warps, num_stages=num_stages, **early(query.device),
     )  # fmt: skip
 
 
@@ -192,7 +192,9 @@ def attend_tiles(
     CAPPED: tl.constexpr,
     SINKS: tl.constexpr,
     DOT: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
+    wait_for_others(EARLY)
     lanes = tl.arange(0, ROWS)
     columns = tl.arange(0, WIDTH)
     further = tl.arange(0, TURNED)

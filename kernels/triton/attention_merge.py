@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.triton.attention_tiles import Tiles
-from kernels.triton.launch import num_programs, power_of_2
+from kernels.triton.launch import early, num_programs, power_of_2, wait_for_others
 
 NOTHING = tl.constexpr(-1.0e30)  # the maximum before the first key: finite, so that differences are numbers
 LOG2_E = math.log2(math.e)
@@ -28,6 +28,7 @@ def launch_merges(
     merge_parts[(num_programs(len(tiles.merges) * num_heads, out.device),)](
         partial, lse, lse if sinks is None else sinks, tiles.counts, tiles.merges, out, num_heads,
         HEAD_DIM=head_dim, WIDTH=power_of_2(head_dim), PARTS=MERGED, SINKS=sinks is not None, num_warps=2,
+        **early(out.device),
     )  # fmt: skip
 
 
@@ -52,7 +53,9 @@ def merge_parts(
     WIDTH: tl.constexpr,
     PARTS: tl.constexpr,
     SINKS: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
+    wait_for_others(EARLY)
     columns = tl.arange(0, WIDTH)
     for item in range(tl.program_id(0), tl.load(counts + 1) * num_heads, tl.num_programs(0)):
         record = merges + (item // num_heads) * 3

@@ -28,8 +28,8 @@ MERGE_FIELDS = 3  # token, first partial, splits
 MAX_ROWS = 128  # queries x heads of a tile; fewer where heads are wide, which would not fit in registers
 WIDE_HEAD, WIDEST_HEAD = 128, 256  # beyond the one half as many, beyond the other a quarter
 MAX_SPLIT_QUERIES = 64  # an entry with more has tiles enough without being cut
-SPLIT = 512  # keys
-MAX_SPLITS = 32  # of the longest sequence
+SPLIT = 256  # keys
+MAX_SPLITS = 64  # of the longest sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
+from importlib import import_module
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
@@ -17,6 +22,40 @@ MIN_DOT = 16  # rows, columns and depth that every target's matrix units take
 STAGED_BYTES = 200 << 10  # of the 227 KiB that a program on an H100 can have
 PROGRAMS = 8  # per multiprocessor, where the number of tiles is not known at launch
 DOT_TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+
+
+@cache
+def launches_early(device: torch.device) -> bool:
+    """Whether a kernel may begin before the one before it has ended: Hopper and later, with a triton that knows it."""
+    if device.type != "cuda" or torch.version.cuda is None or torch.cuda.get_device_capability(device) < (9, 0):
+        return False
+    options = import_module("triton.backends.nvidia.compiler").CUDAOptions
+    return "launch_pdl" in options.__dataclass_fields__
+
+
+def early(device: torch.device) -> dict[str, Any]:
+    """Options of a launch whose kernel begins with `wait_for_others`: its programs may be in place, and have read what
+    no kernel writes, when the one before it ends (CUDA's programmatic dependent launch)."""
+    return {"EARLY": True, "launch_pdl": True} if launches_early(device) else {"EARLY": False}
+
+
+@triton.jit
+def place_next(EARLY: tl.constexpr) -> None:
+    """The next kernel's programs may be put in place from here on."""
+    if EARLY:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_others(EARLY: tl.constexpr) -> None:
+    """Until the kernel before this one has ended, and with it all before that one.
+
+    Every program of a kernel launched early calls this, before it reads or writes anything that another kernel
+    writes or reads: a kernel that does not wait would end before the one before it, and the next one begin too soon.
+    """
+    if EARLY:
+        gdc_launch_dependents()  # as `place_next`; only the first call counts
+        gdc_wait()
 
 
 def power_of_2(size: int, *, at_least: int = 1) -> int:

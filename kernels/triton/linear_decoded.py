@@ -3,8 +3,9 @@
 A program reads words of codes once, through shared memory, turns them into numbers in registers, and the matrix units
 take them from there: the weight is the left side of the product, so that few rows make a narrow right side.  Few rows
 are bound by the codes' bytes, so the input features are cut into parts, as many as a weight's shape alone says, each
-for programs of its own; their sums are added in order by a second launch.  Many rows go through the parts one after
-the other.  How many rows a tile has changes no bit: a row's sums go along the input features in the same order.
+for programs of its own; their sums are added in order by a second launch.  More rows go through the parts one after
+the other, and for many the weight is decoded apart (`linear_wide`).  How many rows a tile has changes no bit: a row's
+sums go along the input features in the same order.
 """
 
 from __future__ import annotations
@@ -14,29 +15,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.ops import linear as plain
-from kernels.ops.decoded_weight import INTEGERS, OCTETS, WORD, DecodedWeight
+from kernels.ops.decoded_weight import WORD, DecodedWeight
 from kernels.ops.linear import LinearWeight
-from kernels.triton.launch import MIN_DOT, dot_type, power_of_2, stages_within
+from kernels.triton.launch import MIN_DOT, dot_type, early, power_of_2, stages_within, wait_for_others
+from kernels.triton.linear_codes import number_of
+from kernels.triton.linear_wide import linear_wide
 
 COLUMNS, MOST_ROWS = 128, {2: 64, 4: 32}  # of a tile; rows by the bytes of a number: what registers hold
 PROGRAMS = 264  # two for each multiprocessor of an H100
 FEW_ROWS = 64  # whose parts are summed apart
-INTEGERS_KIND, OCTETS_KIND = tl.constexpr(INTEGERS), tl.constexpr(OCTETS)
+MANY_ROWS = 128  # beyond them the weight's numbers are made in memory first
 
 
 def num_parts(weight: DecodedWeight) -> int:
     """How many the input features are cut into."""
     return max(1, min(PROGRAMS // -(-weight.out_features // COLUMNS), weight.num_blocks))
-
-
-def linear(
-    x: Tensor,  # [num_tokens, in_features]
-    weight: LinearWeight,  # [out_features, in_features], plain or decoded
-    bias: Tensor | None = None,  # [out_features]
-) -> Tensor:  # [num_tokens, out_features]
-    """Plain ones are the vendor's."""
-    return (plain.linear if weight.decoded is None else linear_decoded)(x, weight, bias)
 
 
 def linear_decoded(
@@ -48,6 +41,8 @@ def linear_decoded(
     assert weight is not None
     x = x if x.stride(-1) == 1 else x.contiguous()
     num_rows, parts = len(x), num_parts(weight)
+    if num_rows > MANY_ROWS and x.element_size() == 2:
+        return linear_wide(x, weight, bias, parts)
     apart = parts > 1 and num_rows <= FEW_ROWS
     out = torch.empty(num_rows, weight.out_features, dtype=x.dtype, device=x.device)
     sums = out.new_empty((parts, num_rows, weight.out_features), dtype=torch.float32) if apart else out
@@ -61,14 +56,14 @@ def linear_decoded(
         triton.cdiv(weight.num_blocks, parts), weight.num_blocks,
         KIND=weight.kind, BITS=weight.bits, GROUP=weight.group, PARTS=1 if apart else parts, BIAS=added,
         ROWS=rows, COLUMNS=COLUMNS, SLAB=weight.slab, DOT=dot_type(x.dtype),
-        num_warps=8, num_stages=stages_within(staged, 3 if rows == MIN_DOT else 4),
+        num_warps=8, num_stages=stages_within(staged, 3 if rows == MIN_DOT else 4), **early(x.device),
     )  # fmt: skip
     if apart:
         block = min(1024, power_of_2(weight.out_features))
         grid = num_rows, triton.cdiv(weight.out_features, block)
         add_parts[grid](
             sums, x if bias is None else bias, out, num_rows, weight.out_features,
-            PARTS=parts, BIAS=bias is not None, BLOCK=block,
+            PARTS=parts, BIAS=bias is not None, BLOCK=block, **early(x.device),
         )  # fmt: skip
     return out
 
@@ -96,8 +91,10 @@ def multiply_decoded(
     COLUMNS: tl.constexpr,
     SLAB: tl.constexpr,
     DOT: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """Tiles of the same weights follow each other, so that a cache has what the next one reads."""
+    wait_for_others(EARLY)
     row_tiles = tl.cdiv(num_rows, ROWS)
     rows = (tl.program_id(0) % row_tiles) * ROWS + tl.arange(0, ROWS)
     columns = (tl.program_id(0) // row_tiles) * COLUMNS + tl.arange(0, COLUMNS)
@@ -117,49 +114,14 @@ def multiply_decoded(
                 given = tl.load(right + first, mask=real[None, :] & (first + few < depth)[:, None], other=0.0)
                 place = ((first // GROUP) * out_features + columns)[:, None]
                 inside = (there & (first + 0 * columns < depth))[:, None]
-                scale = tl.load(scales + place, mask=inside, other=0.0)
-                code = words >> (BITS * slab)
-                if KIND == INTEGERS_KIND:
-                    zero = tl.load(zeros + place, mask=inside, other=0).to(tl.float32)
-                    value = integer_of(code) - zero
-                elif KIND == OCTETS_KIND:
-                    value = e4m3_of(code)
-                else:
-                    value = e2m1_of(code)
-                number = (value * scale).to(x.dtype.element_ty).to(DOT)
+                number = number_of(words >> (BITS * slab), scales + place, zeros + place, inside, KIND)
+                number = number.to(x.dtype.element_ty).to(DOT)
                 part = tl.dot(number, given.to(DOT), part, input_precision="ieee")
         total = part if PARTS == 1 else total + part
     if BIAS:
         total = total + tl.load(bias + columns, mask=there, other=0.0).to(tl.float32)[:, None]
     place = (tl.program_id(1) * num_rows + rows[None, :]).to(tl.int64) * out_features + columns[:, None]
     tl.store(out + place, total.to(out.dtype.element_ty), mask=real[None, :] & there[:, None])
-
-
-# A conversion of an integer costs several times what a logical operation does: numbers are made from their bits.
-
-
-@triton.jit
-def integer_of(
-    code: tl.tensor,  # int32: 4 bits
-) -> tl.tensor:  # float32
-    return ((code & 15) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
-
-
-@triton.jit
-def e2m1_of(
-    code: tl.tensor,  # int32: a sign, two bits of exponent, one of mantissa
-) -> tl.tensor:  # float32
-    bits = ((code & 7) << 22) | ((code & 8) << 28)  # float32's exponents are biased by 127, these by 1
-    return bits.to(tl.float32, bitcast=True) * 8.507059173023462e37
-
-
-@triton.jit
-def e4m3_of(
-    code: tl.tensor,  # int32: a sign, four bits of exponent, three of mantissa
-) -> tl.tensor:  # float32
-    size = code & 127
-    bits = (size << 20) | ((code & 128) << 24)  # biased by 7
-    return tl.where(size == 127, float("nan"), bits.to(tl.float32, bitcast=True) * 1.329227995784916e36)
 
 
 @triton.jit
@@ -172,7 +134,9 @@ def add_parts(
     PARTS: tl.constexpr,
     BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
+    wait_for_others(EARLY)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = columns < out_features
     total = tl.zeros((BLOCK,), tl.float32)

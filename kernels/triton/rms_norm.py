@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.launch import num_warps, power_of_2
+from kernels.triton.launch import early, num_warps, power_of_2, wait_for_others
 
 
 def rms_norm(
@@ -21,7 +21,7 @@ def rms_norm(
     block = power_of_2(size)
     norm_rows[(len(rows),)](
         rows, rows, weight, out, out, size, rows.stride(0), rows.stride(0), eps,
-        ADD=False, BLOCK=block, num_warps=num_warps(block),
+        ADD=False, BLOCK=block, num_warps=num_warps(block), **early(x.device),
     )  # fmt: skip
     return out
 
@@ -38,7 +38,7 @@ def add_rms_norm(
     block = power_of_2(size)
     norm_rows[(len(rows),)](
         rows, others, weight, out, total, size, rows.stride(0), others.stride(0), eps,
-        ADD=True, BLOCK=block, num_warps=num_warps(block),
+        ADD=True, BLOCK=block, num_warps=num_warps(block), **early(x.device),
     )  # fmt: skip
     return out, total
 
@@ -56,10 +56,13 @@ def norm_rows(
     eps: float,
     ADD: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < size
+    factor = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    wait_for_others(EARLY)
     wide = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         wide += tl.load(residual + row * residual_stride + columns, mask=inside, other=0.0).to(tl.float32)
@@ -68,5 +71,4 @@ def norm_rows(
         wide = total.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
     normed = (wide * scale).to(out.dtype.element_ty).to(tl.float32)
-    factor = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * size + columns, (normed * factor).to(out.dtype.element_ty), mask=inside)

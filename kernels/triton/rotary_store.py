@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.ops.kv_cache import KVCache
 from kernels.ops.rotary_store import HeadNorm
 from kernels.triton.kv_format import scale_places, scales_of, store_heads
-from kernels.triton.launch import num_warps, power_of_2
+from kernels.triton.launch import early, num_warps, power_of_2, wait_for_others
 from kernels.triton.rotary import load_halves, turn
 
 
@@ -33,7 +33,7 @@ def rotary_store(
         0.0 if norm is None else norm.eps, num_heads, qkv.stride(0), qkv.stride(1), cos.stride(0),
         *cache.keys.stride()[:3], *cache.values.stride()[:3],
         NORM=norm is not None, SCALED=scaled, BLOCK_SIZE=cache.block_size, SHARE=num_heads // num_kv_heads,
-        GROUP=group, HEAD_DIM=head_dim, HALF=half, num_warps=num_warps(group * half),
+        GROUP=group, HEAD_DIM=head_dim, HALF=half, num_warps=num_warps(group * half), **early(qkv.device),
     )  # fmt: skip
     return query
 
@@ -70,7 +70,9 @@ def turn_and_store(
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HALF: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
+    wait_for_others(EARLY)
     token = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     num_kv_heads = tl.num_programs(1)

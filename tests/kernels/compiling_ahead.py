@@ -32,6 +32,7 @@ class Compiled:
     name: str
     num_warps: int
     shared: int  # bytes
+    is_early: bool  # it may begin before the one before it has ended
     assembly: dict[str, Any]  # by stage
 
     def resources(self) -> tuple[int, int]:
@@ -80,7 +81,9 @@ def compiling(target: tuple[str, int | str, int], *, variants: bool = True) -> I
                 return
             names.add(kernel.fn.__name__)
             made = kernel.warmup(*args, grid=grid, **options)
-            found.append(Compiled(kernel.fn.__name__, made.metadata.num_warps, made.metadata.shared, made.asm))
+            known, name = made.metadata, kernel.fn.__name__
+            is_early = getattr(known, "launch_pdl", False)
+            found.append(Compiled(name, known.num_warps, known.shared, is_early, made.asm))
 
         return compile_only
 

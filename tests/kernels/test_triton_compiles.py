@@ -16,9 +16,12 @@ SHARED_BYTES = 232_448  # that one program can have there
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import torch
+from kernels.triton import launch
 from scripts.bench.gpu.shapes import LLAMA_3_8B
 from tests.kernels.compiling_ahead import HOPPER, MI300, compiling
 from tests.kernels.launches import Catalogue
+if {early}:
+    launch.launches_early = lambda device: True
 with compiling({target}, variants={variants}) as compiled:
     for name, launch in Catalogue(LLAMA_3_8B, torch.bfloat16).launches():
         launch()
@@ -27,11 +30,11 @@ for one in compiled:
 """
 
 
-def compile_for(target: str, fact: str, *, variants: bool = True) -> dict[str, list[str]]:
+def compile_for(target: str, fact: str, *, variants: bool = True, early: bool = False) -> dict[str, list[str]]:
     """Kernel -> what is asked of each of its variants, or of one of them."""
     if not has_triton():
         pytest.skip("triton is not installed")
-    program = PROGRAM.format(target=target, fact=fact, variants=variants)
+    program = PROGRAM.format(target=target, fact=fact, variants=variants, early=early)
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "0"},
         capture_output=True, text=True, check=False,
@@ -45,13 +48,17 @@ def compile_for(target: str, fact: str, *, variants: bool = True) -> dict[str, l
 
 
 def test_for_hopper_with_everything_in_registers() -> None:
-    """Small tiles multiply by mma, large ones by wgmma."""
+    """Small tiles multiply by mma, large ones by wgmma; and what may begin early waits for what is before it."""
     ptx = "one.assembly['ptx']"
-    found = compile_for("HOPPER", f"one.resources()[1], one.shared, 'wgmma' in {ptx}, 'mma.sync' in {ptx}")
+    waits = f"one.is_early, {ptx}.count('griddepcontrol.wait')"
+    fact = f"one.resources()[1], one.shared, {waits}, 'wgmma' in {ptx}, 'mma.sync' in {ptx}"
+    found = compile_for("HOPPER", fact, early=True)
+    told = [one.split(maxsplit=4) for variants in found.values() for one in variants]
     assert len(found) >= 18
-    assert max(int(told.split()[1]) for variants in found.values() for told in variants) <= SHARED_BYTES
-    assert max(int(told.split()[0]) for variants in found.values() for told in variants) <= A_FEW_BYTES
-    assert {"True False", "False True"} <= {told.split(maxsplit=2)[2] for told in found["attend_tiles"]}
+    assert max(int(shared) for _, shared, *_ in told) <= SHARED_BYTES
+    assert max(int(spilled) for spilled, *_ in told) <= A_FEW_BYTES
+    assert {(is_early, count) for _, _, is_early, count, _ in told} == {("True", "1"), ("False", "0")}
+    assert {"True False", "False True"} <= {one.split(maxsplit=4)[4] for one in found["attend_tiles"]}
 
 
 def test_for_an_amd_gpu() -> None:

@@ -46,7 +46,7 @@ def normal(*shape: int, dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_are_those_of_the_reference(kind: str, dtype: torch.dtype) -> None:
     """With features and columns that fill no tile; few rows in parts, and more rows than that."""
-    for num_rows, k, n in ((1, 400, 70), (67, 272, 48)):
+    for num_rows, k, n in ((1, 400, 70), (67, 272, 48), (130, 400, 70)):
         codes, x = any_codes(kind, n, k, KINDS[kind]), normal(num_rows, k, dtype=dtype)
         packed = reference.pack_decoded(codes)
         assert packed.decoded is not None and linear_decoded.num_parts(packed.decoded) > 1
@@ -59,13 +59,15 @@ def test_products_are_those_of_the_reference(kind: str, dtype: torch.dtype) -> N
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_are_alone(kind: str, dtype: torch.dtype) -> None:
-    """Bit for bit, whether parts are added by a launch of their own or one after the other, in tiles of any rows."""
-    codes, x = any_codes(kind, 40, 512, KINDS[kind]), normal(70, 512, dtype=dtype)
+    """Bit for bit, whether parts are added by a launch of their own or one after the other, in tiles of any rows, or
+    numbers are made in memory first."""
+    codes, x = any_codes(kind, 40, 512, KINDS[kind]), normal(140, 512, dtype=dtype)
     packed, bias = reference.pack_decoded(codes), normal(40, dtype=dtype)
     assert packed.decoded is not None and linear_decoded.num_parts(packed.decoded) > 1
     whole = linear_decoded.linear_decoded(x, packed, bias)
     assert torch.equal(linear_decoded.linear_decoded(x[9:10], packed, bias)[0], whole[9])
-    for num_rows in (16, 17, 40, 64):
+    assert len(x) > linear_decoded.MANY_ROWS
+    for num_rows in (16, 17, 40, 64, 70, 128):
         assert torch.equal(linear_decoded.linear_decoded(x[:num_rows], packed, bias), whole[:num_rows])
 
 

@@ -43,9 +43,9 @@ class InTurn:
         self._x, self._weights = x, cycle(weights)
 
     def __call__(self) -> torch.Tensor:
-        from kernels.triton import linear_decoded
+        from kernels.triton.linear import linear
 
-        return linear_decoded.linear(self._x, next(self._weights), None)
+        return linear(self._x, next(self._weights), None)
 
 
 def copied(weight: LinearWeight) -> LinearWeight:

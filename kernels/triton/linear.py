@@ -1,0 +1,21 @@
+"""Linear layers of floating-point activations, by what the weight is and how many rows there are."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernels.ops import linear as plain
+from kernels.ops.linear import LinearWeight
+from kernels.triton.linear_decoded import linear_decoded
+from kernels.triton.linear_row import linear_row
+
+
+def linear(
+    x: Tensor,  # [num_tokens, in_features]
+    weight: LinearWeight,  # [out_features, in_features], plain or decoded
+    bias: Tensor | None = None,  # [out_features]
+) -> Tensor:  # [num_tokens, out_features]
+    """Plain ones are the vendor's, whose library has more shapes of tile than one can tune by hand, but for one row."""
+    if weight.decoded is not None:
+        return linear_decoded(x, weight, bias)
+    return (linear_row if len(x) == 1 else plain.linear)(x, weight, bias)

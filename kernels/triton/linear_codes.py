@@ -1,0 +1,55 @@
+"""What codes of weights stand for, as `kernels.ops.decoded_weight` packs them, for kernels that decode."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels.ops.decoded_weight import INTEGERS, OCTETS
+
+INTEGERS_KIND, OCTETS_KIND = tl.constexpr(INTEGERS), tl.constexpr(OCTETS)
+
+
+@triton.jit
+def number_of(
+    code: tl.tensor,  # int32, whose lowest bits are a code
+    scales: tl.tensor,  # pointers that broadcast to it
+    zeros: tl.tensor,  # pointers; read of INTEGERS
+    inside: tl.tensor,  # bool: where there are scales
+    KIND: tl.constexpr,
+) -> tl.tensor:  # float32
+    scale = tl.load(scales, mask=inside, other=0.0)
+    if KIND == INTEGERS_KIND:
+        value = integer_of(code) - tl.load(zeros, mask=inside, other=0).to(tl.float32)
+    elif KIND == OCTETS_KIND:
+        value = e4m3_of(code)
+    else:
+        value = e2m1_of(code)
+    return value * scale
+
+
+# A conversion of an integer costs several times what a logical operation does: numbers are made from their bits.
+
+
+@triton.jit
+def integer_of(
+    code: tl.tensor,  # int32: 4 bits
+) -> tl.tensor:  # float32
+    return ((code & 15) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
+
+
+@triton.jit
+def e2m1_of(
+    code: tl.tensor,  # int32: a sign, two bits of exponent, one of mantissa
+) -> tl.tensor:  # float32
+    bits = ((code & 7) << 22) | ((code & 8) << 28)  # float32's exponents are biased by 127, these by 1
+    return bits.to(tl.float32, bitcast=True) * 8.507059173023462e37
+
+
+@triton.jit
+def e4m3_of(
+    code: tl.tensor,  # int32: a sign, four bits of exponent, three of mantissa
+) -> tl.tensor:  # float32
+    size = code & 127
+    bits = (size << 20) | ((code & 128) << 24)  # biased by 7
+    return tl.where(size == 127, float("nan"), bits.to(tl.float32, bitcast=True) * 1.329227995784916e36)
