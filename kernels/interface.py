@@ -24,6 +24,7 @@ from kernels.ops import (
     kv_store,
     layer_norm,
     linear,
+    linear_fp8,
     linear_int8,
     lora,
     rejection,
@@ -109,6 +110,7 @@ class Kernels:
     split: int = 0  # keys: a context that is no longer is attended to in one piece
     static_attention: PlanStatic | None = None  # None: steps cannot be captured as graphs
     linear_int8: Callable[[Tensor, LinearWeight, Tensor | None], Tensor] = linear_int8.linear
+    linear_fp8: Callable[[Tensor, LinearWeight, Tensor | None], Tensor] = linear_fp8.linear
     pack_exact: Callable[[Tensor], LinearWeight] = plain.pack_linear  # never quantised: of routers and gates
     pack_output: Callable[[Tensor], LinearWeight] = plain.pack_linear  # of the head, which `linear` multiplies too
     exact_linear: Callable[[Tensor, LinearWeight, Tensor | None], Tensor] = plain.linear

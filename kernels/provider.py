@@ -22,7 +22,8 @@ from kernels.cpu import rms_norm as cpu_rms_norm
 from kernels.cpu.native import Native
 from kernels.flash.attention import FlashAttention3, FlashInferAttention, HeadShape
 from kernels.interface import AttentionShape, Kernels, SamplingKernels, reference_kernels
-from kernels.ops import argmax, experts, head_linear, linear, linear_codes, linear_int8, rotary_store
+from kernels.ops import argmax, experts, head_linear, linear, linear_codes, linear_fp8, linear_int8, rotary_store
+from kernels.ops.codes import INT4, quantise_to_codes
 from kernels.ops.experts import Linear
 from kernels.ops.linear import LinearWeight
 
@@ -31,7 +32,7 @@ def select_kernels(
     device: torch.device,
     dtype: torch.dtype,
     *,
-    quantised: bool = False,
+    quantised: torch.dtype | None = None,
     group: int = 0,
     quantised_head: bool = True,
     batch_invariant: bool = True,
@@ -41,20 +42,27 @@ def select_kernels(
     is installed, else the reference.
 
     On a CPU bfloat16 means that the inputs of every linear are rounded to it; sums and all else are float32.
-    Quantised weights are in 4 bits where they have groups, else in int8, as a quantised head is.
+    Weights are quantised to int8, INT4 in groups, or E4M3, of which experts are not; a quantised head is in int8.
     """
     if device.type == "cpu":
         kernels = _cpu_kernels(dtype, batch_invariant)
     else:
         kernels = triton_kernels(shape or AttentionShape()) if has_triton() else reference_kernels()
+    return quantising(kernels, quantised, group, quantised_head=quantised_head)
+
+
+def quantising(kernels: Kernels, weights: torch.dtype | None, group: int, *, quantised_head: bool) -> Kernels:
+    """The same where weights are quantised at load, unless `weights` is None; `group` is of INT4."""
     exact = kernels.pack_linear
     kernels = replace(kernels, pack_exact=exact, exact_linear=kernels.linear, pack_output=exact)
-    if not quantised:
+    if weights is None:
         return kernels
     if quantised_head:
         kernels = replace(kernels, pack_output=linear_int8.pack_linear)
-    if group:
+    if weights == INT4:
         return _with_codes(kernels, group)
+    if weights == linear_fp8.FP8:
+        return replace(kernels, pack_linear=linear_fp8.pack_linear, linear=by_weight(kernels))
     return replace(
         kernels,
         pack_linear=linear_int8.pack_linear,
@@ -64,8 +72,16 @@ def select_kernels(
 
 
 def _with_codes(kernels: Kernels, group: int) -> Kernels:
-    """The reference of 4 bits, whose rows are alone on every device."""
-    pack, product = partial(linear_codes.pack_linear, group=group), by_weight(kernels)
+    """4 bits: a GPU decodes them, with experts in int8; a CPU has the reference, whose rows are alone."""
+    product, pack_decoded = by_weight(kernels), kernels.pack_decoded
+    if pack_decoded is not None:
+        return replace(
+            kernels,
+            pack_linear=lambda weight: pack_decoded(quantise_to_codes(weight, group)),
+            linear=product,
+            pack_experts=kernels.pack_experts_int8,
+        )
+    pack = partial(linear_codes.pack_linear, group=group)
     return replace(
         kernels,
         pack_linear=pack,
@@ -86,7 +102,9 @@ def by_weight(kernels: Kernels) -> Linear:
     def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None) -> Tensor:
         if weight.codes is not None:
             return linear_codes.linear(x, weight, bias)
-        return (kernels.exact_linear if weight.scales is None else kernels.linear_int8)(x, weight, bias)
+        if weight.scales is None:
+            return kernels.exact_linear(x, weight, bias)
+        return (kernels.linear_int8 if weight.weight.dtype == torch.int8 else kernels.linear_fp8)(x, weight, bias)
 
     return linear
 

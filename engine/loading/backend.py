@@ -20,9 +20,12 @@ from kernels.cpu.loading import load as load_native
 from kernels.cpu.native import Native, NativeUnavailable
 from kernels.flash.attention import HeadShape
 from kernels.interface import AttentionShape, Kernels, SamplingKernels
+from kernels.ops.linear_fp8 import FP8
 from kernels.provider import FLASH_LIBRARIES, has_triton, native_sampling, select_kernels, with_flash
 from shared.config import EngineSettings, MemorySettings, Settings
 from shared.errors import ConfigError
+
+LEAST_CAPABILITY = (8, 9)  # of a GPU that multiplies E4M3
 
 log = structlog.get_logger()
 
@@ -93,10 +96,12 @@ def choose_backend(
         raise ConfigError(f"kernels is 'native', but {no_native}; use kernels=auto or torch")
     if no_native:
         log.warning("native_kernels_unavailable", reason=no_native, instead="torch, several times slower")
+    if formats.weights == FP8:
+        _check_fp8(device)
     kernels = select_kernels(
         device,
         formats.compute,
-        quantised=formats.quantised,
+        quantised=formats.weights if formats.quantised else None,
         group=formats.group,
         quantised_head=formats.quantised_head,
         batch_invariant=settings.engine.batch_invariant,
@@ -107,6 +112,21 @@ def choose_backend(
     if settings.engine.attention_backend in FLASH_LIBRARIES:
         kernels = _with_flash(settings.engine, spec, formats, device, kernels)
     return Backend(device, formats, kernels, native, _set_threads(settings.engine, native), no_native)
+
+
+def _check_fp8(device: torch.device) -> None:
+    """Raises ConfigError for a GPU that does not multiply E4M3."""
+    if device.type != "cuda":
+        return
+    if torch.version.hip is not None:
+        raise ConfigError("quantization is 'fp8', which needs a GPU of NVIDIA; use int8 or int4")
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) < LEAST_CAPABILITY:
+        least = ".".join(map(str, LEAST_CAPABILITY))
+        raise ConfigError(
+            f"quantization is 'fp8', which needs a GPU of compute capability {least} or more, but this one has "
+            f"{major}.{minor}; use int8 or int4"
+        )
 
 
 def _with_flash(

@@ -21,8 +21,8 @@ from engine.weights.formats import Formats
 from engine.weights.kv_scales import KVScales
 from engine.weights.source import WeightSource, decoded_codes, kept_codes
 from kernels.interface import Kernels
-from kernels.ops import linear_codes
-from kernels.ops.codes import joined
+from kernels.ops import linear_codes, linear_fp8
+from kernels.ops.codes import INT4, Codes, joined
 from kernels.ops.experts import ExpertWeights, Routing
 from kernels.ops.linear import LinearWeight
 from kernels.ops.rotary_store import HeadNorm
@@ -85,7 +85,8 @@ class DecoderReader:
         exact = device.type == "cpu" and formats.compute != torch.float16
         self.dtype = torch.float32 if exact else formats.compute
         self._held = self.dtype if formats.quantised else formats.weights
-        self._keeps_codes, self._quantises = formats.keeps_codes, formats.quantised
+        self._keeps_codes = formats.keeps_codes and kernels.pack_decoded is None
+        self._narrow = formats.weights if formats.quantised else None
         self._spec = spec
         self._source = source
         self._kernels = kernels
@@ -198,15 +199,21 @@ class DecoderReader:
         return None if codes is None else linear_codes.pack_codes(joined(codes).to(self._device))
 
     def _decoded(self, parts: Parts) -> LinearWeight | None:
-        """As codes that become numbers while they are multiplied; None: they are to be dequantised."""
-        pack = None if self._quantises else self._kernels.pack_decoded
+        """As codes that become numbers while they are multiplied, or E4M3 that meets E4M3; None: they are to be
+        dequantised, and where weights are quantised that again."""
+        pack = self._pack_codes()
         codes = decoded_codes(self._source, parts) if pack is not None else None
-        if pack is None or codes is None:
+        if pack is None or codes is None or (self._narrow == INT4 and codes[0].bits != 4):
             return None
         try:
             return pack(joined(codes).to(self._device))
         except ValueError:  # of another kind, or parts that cannot be joined
             return None
+
+    def _pack_codes(self) -> Callable[[Codes], LinearWeight] | None:
+        if self._narrow == linear_fp8.FP8:
+            return linear_fp8.pack_codes
+        return self._kernels.pack_decoded if self._narrow in (None, INT4) else None
 
     def head(self, embedding: Tensor) -> LinearWeight:
         part = self._source.tensors.head

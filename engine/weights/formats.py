@@ -22,7 +22,7 @@ DTYPES = {
 }
 
 
-QUANTISED = {"int8": torch.int8, "int4": INT4}
+QUANTISED = {"int8": torch.int8, "int4": INT4, "fp8": torch.float8_e4m3fn}
 
 
 @dataclass(frozen=True, slots=True)

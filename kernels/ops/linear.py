@@ -18,7 +18,8 @@ class LinearWeight:
     weight: Tensor  # [out_features, in_features]
     chunks: tuple[Tensor, ...] = ()  # transposed views [<= chunk, out_features], in order of input features
     tile: int = 0  # rows multiplied at a time
-    scales: Tensor | None = None  # [out_features] float32, of a weight in int8
+    scales: Tensor | None = None  # float32: [out_features] of a weight in int8, [groups, out_features] of one in E4M3
+    group: int = 0  # input features that share a scale of E4M3; 0: all
     codes: Codes | None = None  # of a weight in 4 bits
     decoded: DecodedWeight | None = None  # while it is multiplied; then `weight` has no features
 

@@ -26,12 +26,13 @@ class EngineSettings(Section, frozen=True, kw_only=True):
         ),
     ] = "auto"
     quantization: Annotated[
-        Literal["auto", "none", "int8", "int4"],
+        Literal["auto", "none", "int8", "int4", "fp8"],
         common(
             "How weights are held and multiplied. auto: as the checkpoint has them; the native kernels multiply its "
             "4-bit and int8 codes with activations in 8 bits, unless dtype is float32. none: in 16 or 32 bits. int8, "
             "int4: quantised at load, per output channel or in groups of input features, and activations to 8 bits as "
-            "they come. See docs/quantised.md and docs/performance.md."
+            "they come (of int4 on a CPU alone). fp8, for GPUs: E4M3, as the checkpoint has it or per output channel, "
+            "and activations to E4M3 as they come. See docs/quantised.md and docs/performance.md."
         ),
     ] = "auto"
     quantization_group: Annotated[

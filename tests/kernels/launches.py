@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.interface import AttentionShape, Kernels
-from kernels.ops import activation, linear_decoded, linear_int8
+from kernels.ops import activation, linear, linear_decoded, linear_fp8, linear_int8
 from kernels.ops.experts import ExpertWeights, Routing
 from kernels.ops.kv_cache import FP8, KVCache
 from kernels.ops.lora import LoraWeights
@@ -127,7 +127,16 @@ class Catalogue:
         for num_rows in (1, 48, 200):
             some = x[:1].expand(num_rows, -1)
             yield f"linear_int8, {num_rows} rows", lambda s=some: kernels.linear_int8(s, packed, None)  # type: ignore[misc]
+        plain = linear.pack_linear(torch.zeros(shape.inner, shape.hidden, dtype=dtype))
+        yield "linear, 1 row", lambda: kernels.linear(x[:1], plain, weight[:1].expand(shape.inner))
         for kind, codes in decoded_kinds(shape.inner, shape.hidden).items():
+            if kind.startswith("E4M3"):
+                octets = linear_fp8.pack_codes(codes), linear_fp8.pack_linear(plain.weight)
+                for packed_octets in octets:
+                    for num_rows in (1, 48, 200):
+                        label = f"linear_fp8, {num_rows} rows, groups of {packed_octets.group or 'all'}"
+                        some = x[:1].expand(num_rows, -1)
+                        yield label, lambda s=some, w=packed_octets: kernels.linear_fp8(s, w, None)  # type: ignore[misc]
             decoded = linear_decoded.pack_decoded(codes)
             for num_rows in (1, 200) if kind.startswith("4") else (200,):
                 for some in (x[:1].expand(num_rows, -1), x[:1].float().expand(num_rows, -1)):

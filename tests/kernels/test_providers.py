@@ -68,7 +68,7 @@ def test_quantise() -> None:
 @pytest.mark.parametrize(("in_features", "out_features"), [(24, 40), (72, 211), (1400, 64)])
 def test_linear_int8(in_features: int, out_features: int) -> None:
     """Exact integers between the two roundings, and near what it stands for."""
-    kernels = select_kernels(CPU, torch.float32, quantised=True)
+    kernels = select_kernels(CPU, torch.float32, quantised=torch.int8)
     x, weight, bias = normal(9, in_features), normal(out_features, in_features, seed=1), normal(out_features, seed=2)
     x[3] = 0.0
     packed = kernels.pack_linear(weight)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from engine.description.reading import read_config
 from engine.execution.runner import ModelRunner
@@ -19,8 +21,10 @@ from engine.modeling.batch import StepBatch
 from engine.modeling.decoder import Decoder
 from engine.weights.source import open_weights
 from kernels.interface import AttentionShape
-from kernels.ops import linear_int8
-from kernels.provider import has_triton, triton_kernels
+from kernels.ops.codes import quantise_to_codes
+from kernels.ops.linear_fp8 import FP8
+from kernels.ops.quantise import dequantise, quantise
+from kernels.provider import has_triton, quantising, triton_kernels
 from services.scheduler.state.policy import Policy
 from shared.config import Settings
 from shared.model_source import resolve_model_dir
@@ -58,10 +62,13 @@ def make_runner(
     source = open_weights(settings.engine.load_format, directory, config)
     backend: Backend = choose_backend(settings, config, source.dtype, quantised=source.quantisation is not None)
     if triton:
-        kernels = triton_kernels(AttentionShape(config.head_shapes))
-        if backend.formats.quantised:
-            packed = linear_int8.pack_linear
-            kernels = replace(kernels, pack_linear=packed, pack_output=packed, linear=kernels.linear_int8)
+        formats = backend.formats
+        kernels = quantising(
+            triton_kernels(AttentionShape(config.head_shapes)),
+            formats.weights if formats.quantised else None,
+            formats.group,
+            quantised_head=formats.quantised_head,
+        )
         backend = replace(backend, kernels=kernels, device=DEVICE)
     built = loading.build(backend, config, source, config.max_position_embeddings)
     if graphs:
@@ -203,11 +210,56 @@ def test_layers_with_windows_read_blocks_of_their_own(graphs: bool, tmp_path: Pa
     assert any(sum(part.num_left_blocks) for _, plan in engine.plans for part in plan.sliding)
 
 
-def test_int8_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("quantization", ["int8", "fp8"])
+def test_weights_that_meet_activations_in_8_bits(quantization: str, tmp_path: Path) -> None:
     """Rounding carries a last bit's difference on: the same tokens for as long as no step moves."""
     save_checkpoint(tmp_path, "llama-tied")
-    wanted = generate(make_runner(tmp_path, triton=False, quantization="int8"), 1)
-    assert generate(make_runner(tmp_path, triton=True, quantization="int8"), 1) == wanted
+    wanted = generate(make_runner(tmp_path, triton=False, quantization=quantization), 1)
+    assert generate(make_runner(tmp_path, triton=True, quantization=quantization), 1) == wanted
+
+
+@pytest.mark.parametrize("variant", ["llama-tied", "qwen2-moe"])
+def test_4_bits_made_at_load(variant: str, tmp_path: Path) -> None:
+    """As if the checkpoint had what they stand for; experts are in int8."""
+    given, rounded = tmp_path / "given", tmp_path / "rounded"
+    save_checkpoint(given, variant)
+    shutil.copytree(given, rounded)
+    tensors = load_file(given / "model.safetensors")
+    for name, weight in tensors.items():
+        if "_proj." in name and weight.dim() == 2:
+            if ".experts." in name:
+                tensors[name] = dequantise(*quantise(weight))
+            else:
+                tensors[name] = quantise_to_codes(weight, 32).dequantised()
+    save_file(tensors, rounded / "model.safetensors", metadata={"format": "pt"})
+    runner = make_runner(given, triton=True, quantization="int4", quantization_group=32, quantization_head="none")
+    if variant == "llama-tied":
+        assert generate(runner, 2) == generate(make_runner(rounded, triton=False), 2)
+    else:  # experts' activations are rounded too
+        assert len(generate(runner, 2)[0]) == 3
+
+
+def test_e4m3_of_a_checkpoint_meets_e4m3() -> None:
+    """With its own codes and scales; a prompt's tokens are about as likely as with activations that nothing rounds."""
+    directory = FIXTURES / "ct-fp8-block"
+    prompt = random_prompt(21, seed=1, vocab_size=read_config(directory).vocab_size)
+    scored, found = SamplingParams(temperature=0.0, prompt_logprobs=0), []
+    stored = load_file(directory / "model.safetensors")["model.layers.0.self_attn.o_proj.weight"]
+    settings: dict[str, Any] = {"quantization": "fp8", "quantization_head": "none"}
+    for triton, given in ((False, settings), (True, settings), (False, {})):
+        runner = make_runner(directory, triton=triton, **given)
+        assert isinstance(runner._model, Decoder)
+        held = runner._model._layers[0].output.weight.weight
+        assert not given or torch.equal(held.cpu().view(torch.uint8), stored.view(torch.uint8))
+        assert (held.dtype == FP8) is bool(given)
+        driver = Driver(runner)
+        row = driver.add(0, prompt, scored)
+        driver.generate(1)
+        found.append(torch.tensor([one.logprobs[0] for one in row.prompt_logprobs]))
+    reference, own, exact = found
+    off = (own - exact).abs().mean()
+    assert 1e-3 < float(off) < 0.3  # it was rounded
+    assert float((own - reference).abs().mean()) < float(off)  # which carries a last bit's difference on
 
 
 @pytest.mark.parametrize("fixture", ["ct-w4a16-asymmetric", "ct-fp8-block"])

@@ -33,7 +33,7 @@ MAX_HEADER = 100 << 20  # the format's own limit
 LFS_POINTER = b"version https://git-lfs"
 OTHER_FORMATS = {"*.gguf": "GGUF files", "*.bin": "PyTorch files (*.bin)", "*.pth": "PyTorch files (*.pth)"}
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-LEAST_WEIGHT = {"auto": 2, "none": 2, "int8": 1, "int4": 0.5}  # bytes of a number
+LEAST_WEIGHT = {"auto": 2, "none": 2, "int8": 1, "int4": 0.5, "fp8": 1}  # bytes of a number
 LEAST_HEAD_WEIGHT = 1  # bytes of a number of a draft head
 # Bytes of a number of a KV cache.
 LEAST_KV = {"auto": 2, "bfloat16": 2, "float32": 4} | dict.fromkeys(("int8", "fp8", "fp8_e4m3", "fp8_e5m2"), 1)

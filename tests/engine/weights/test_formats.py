@@ -15,7 +15,7 @@ from kernels.ops.kv_cache import FP8S
 from kernels.ops.kv_store import store_kv
 from shared.errors import ConfigError
 
-F32, F16, BF16, I8 = torch.float32, torch.float16, torch.bfloat16, torch.int8
+F32, F16, BF16, I8, FP8 = torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.float8_e4m3fn
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
@@ -67,6 +67,12 @@ def resolve(
         (resolve(F32, quantization="int4", quantization_head="none"), Formats(F32, INT4, BF16, F32, 64)),
         (resolve(BF16, quantization="int8", quantization_head="none"), Formats(F32, I8, BF16, BF16)),
         (resolve(BF16, GPU, quantization="int4", quantization_head="none"), Formats(BF16, INT4, BF16, BF16, 64)),
+        # E4M3 weights
+        (resolve(BF16, GPU, quantization="fp8"), Formats(BF16, torch.float8_e4m3fn, BF16, I8)),
+        (
+            resolve(BF16, GPU, quantization="fp8", quantization_head="none"),
+            Formats(BF16, torch.float8_e4m3fn, BF16, BF16),
+        ),
         # a GPU computes as the checkpoint is stored
         (resolve(BF16, GPU), Formats(BF16, BF16, BF16)),
         (resolve(F16, GPU), Formats(F16, F16, F16)),
@@ -128,6 +134,7 @@ def test_what_a_fingerprint_says_of_quantisation() -> None:
     assert Formats(F32, BF16, BF16).quantization == "none"
     assert Formats(F32, I8, BF16).quantization == "int8"
     assert Formats(F32, I8, BF16, BF16).quantization == "int8, head bfloat16"
+    assert Formats(BF16, torch.float8_e4m3fn, BF16, I8).quantization == "float8_e4m3fn"
     assert Formats(F32, INT4, BF16, I8, 64).quantization == "int4, groups of 64"
     assert Formats(F32, INT4, BF16, F32, 32).quantization == "int4, groups of 32, head float32"
     assert Formats(BF16, BF16, BF16, keeps_codes=True).quantization == "as stored"
