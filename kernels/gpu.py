@@ -36,7 +36,8 @@ from kernels.triton import (
 from kernels.triton.attention_tiles import split_size
 
 
-def triton_kernels(shape: AttentionShape) -> Kernels:
+def triton_kernels(shape: AttentionShape, *, early: bool = False) -> Kernels:
+    """`early`: those of a step of one row may begin before the ones before them have ended (`launch.when`)."""
     split = split_size(shape.max_model_len)
     return replace(
         reference_kernels(),
@@ -44,17 +45,17 @@ def triton_kernels(shape: AttentionShape) -> Kernels:
         plan_attention=partial(attention.plan_attention, heads=shape.heads, split=split),
         static_attention=partial(attention.static_attention, heads=shape.heads, split=split),
         split=split,
-        paged_attention=attention.paged_attention,
+        paged_attention=partial(attention.paged_attention, early=early),
         store_kv=kv_store.store_kv,
-        rms_norm=rms_norm.rms_norm,
-        add_rms_norm=rms_norm.add_rms_norm,
+        rms_norm=partial(rms_norm.rms_norm, early=early),
+        add_rms_norm=partial(rms_norm.add_rms_norm, early=early),
         rotary=rotary.rotary,
-        rotary_store=rotary_store.rotary_store,
+        rotary_store=partial(rotary_store.rotary_store, early=early),
         layer_norm=layer_norm.layer_norm,
-        activation=activation.activation,
-        gated_activation=activation.gated_activation,
+        activation=partial(activation.activation, early=early),
+        gated_activation=partial(activation.gated_activation, early=early),
         step_inputs=step_inputs.step_inputs,
-        linear=linear.linear,
+        linear=partial(linear.linear, early=early),
         linear_int8=linear_int8.linear,
         linear_fp8=linear_fp8.linear,
         pack_decoded=ops_decoded.pack_decoded,

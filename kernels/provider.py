@@ -37,17 +37,19 @@ def select_kernels(
     quantised_head: bool = True,
     batch_invariant: bool = True,
     shape: AttentionShape | None = None,
+    early: bool = False,
 ) -> Kernels:
     """The best provider that this tree has in torch for arithmetic in `dtype`: the CPU's own, Triton on a GPU where it
     is installed, else the reference.
 
     On a CPU bfloat16 means that the inputs of every linear are rounded to it; sums and all else are float32.
     Weights are quantised to int8, INT4 in groups, or E4M3, of which experts are not; a quantised head is in int8.
+    `early` is Triton's (`kernels.gpu`).
     """
     if device.type == "cpu":
         kernels = _cpu_kernels(dtype, batch_invariant)
     else:
-        kernels = triton_kernels(shape or AttentionShape()) if has_triton() else reference_kernels()
+        kernels = triton_kernels(shape or AttentionShape(), early=early) if has_triton() else reference_kernels()
     return quantising(kernels, quantised, group, quantised_head=quantised_head)
 
 
@@ -157,11 +159,11 @@ def has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-def triton_kernels(shape: AttentionShape) -> Kernels:
+def triton_kernels(shape: AttentionShape, *, early: bool = False) -> Kernels:
     """Raises ModuleNotFoundError where triton is not installed."""
     from kernels import gpu
 
-    return gpu.triton_kernels(shape)
+    return gpu.triton_kernels(shape, early=early)
 
 
 FLASH_LIBRARIES = {"flashinfer": "flashinfer", "flashattention": "flash_attn_interface"}

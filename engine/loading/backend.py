@@ -106,6 +106,7 @@ def choose_backend(
         quantised_head=formats.quantised_head,
         batch_invariant=settings.engine.batch_invariant,
         shape=AttentionShape(spec.head_shapes, max_model_len),
+        early=settings.engine.programmatic_launch,
     )
     if device.type == "cuda" and not has_triton():
         log.warning("triton_unavailable", reason="triton is not installed", instead="torch, many times slower")

@@ -248,7 +248,8 @@ class DecoderReader:
         return self._kernels.pack_experts([self.matrix(one) for one in by_expert], own)
 
     def _on_device(self, part: Part, dtype: torch.dtype) -> Tensor:
-        return self._source.take(part).to(device=self._device, dtype=dtype, copy=True)
+        taken = self._source.take(part)  # kernels read rows, which one that was turned has not in memory
+        return taken.to(device=self._device, dtype=dtype, copy=True, memory_format=torch.contiguous_format)
 
 
 def _below(pieces: list[Tensor]) -> Tensor:

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.ops.activation import CLAMP, STEEPNESS
-from kernels.triton.launch import early, num_warps, power_of_2, wait_for_others
+from kernels.triton.launch import num_warps, power_of_2, wait_for_others, when
 
 LONGEST = 2048  # elements of a program
 SILU, GELU_TANH, CLAMPED_SWIGLU, SIGMOID = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
@@ -23,16 +23,20 @@ TWICE_ROOT, CUBIC = tl.constexpr(2 * math.sqrt(2 / math.pi)), tl.constexpr(0.044
 def activation(
     x: Tensor,  # [..., intermediate_size]
     kind: str,  # of PLAIN; KeyError for another
+    *,
+    early: bool = False,  # as `launch.when` has it
 ) -> Tensor:  # [..., intermediate_size]
     rows = x.reshape(-1, x.shape[-1])
-    return _launch(rows, rows.shape[1], PLAIN[kind], gated=False).view(x.shape)
+    return _launch(rows, rows.shape[1], PLAIN[kind], gated=False, early=early).view(x.shape)
 
 
 def gated_activation(
     gate_up: Tensor,  # [num_tokens, 2 * intermediate_size], the gates first
     kind: str,  # of GATED; KeyError for another
+    *,
+    early: bool = False,
 ) -> Tensor:  # [num_tokens, intermediate_size]
-    return _launch(gate_up, gate_up.shape[1] // 2, GATED[kind], gated=True)
+    return _launch(gate_up, gate_up.shape[1] // 2, GATED[kind], gated=True, early=early)
 
 
 def _launch(
@@ -41,6 +45,7 @@ def _launch(
     kind: int,
     *,
     gated: bool,
+    early: bool,
 ) -> Tensor:  # [num_tokens, size]
     num_tokens = x.shape[0]
     out = torch.empty(num_tokens, size, dtype=x.dtype, device=x.device)
@@ -54,7 +59,7 @@ def _launch(
         IS_GATED=gated,
         BLOCK=block,
         num_warps=num_warps(block),
-        **early(x.device),
+        **when(early, x),
     )
     return out
 

@@ -35,7 +35,7 @@ from kernels.triton.attention_tiles import (
     view_tiles,
 )  # fmt: skip
 from kernels.triton.kv_format import PER_HEAD, PER_TOKEN, scales_of
-from kernels.triton.launch import MIN_DOT, dot_type, early, num_programs, power_of_2, wait_for_others
+from kernels.triton.launch import MIN_DOT, dot_type, num_programs, power_of_2, wait_for_others, when
 
 
 def plan_attention(
@@ -88,6 +88,8 @@ def paged_attention(
     window: int,
     softcap: float = 0.0,  # 0: none
     sinks: Tensor | None = None,  # [num_heads] float32
+    *,
+    early: bool = False,  # as `launch.when` has it
 ) -> Tensor:  # [num_tokens, num_heads, features of a value]
     assert isinstance(metadata, TiledAttention)
     num_heads, value_dim = query.shape[1], cache.values.shape[3]
@@ -97,9 +99,11 @@ def paged_attention(
     out[int(metadata.query_start_loc[-1]) :].zero_()
     partial = query.new_empty(tiles.num_partials, num_heads, value_dim, dtype=torch.float32)
     lse = query.new_empty(tiles.num_partials, num_heads, dtype=torch.float32)
-    _launch_tiles(query, cache, metadata.block_tables, tiles, shape, out, partial, lse, scale, window, softcap, sinks)
+    _launch_tiles(
+        query, cache, metadata.block_tables, tiles, shape, out, partial, lse, scale, window, softcap, sinks, early
+    )  # fmt: skip
     if tiles.num_partials:
-        launch_merges(tiles, out, partial, lse, sinks)
+        launch_merges(tiles, out, partial, lse, sinks, early)
     return out
 
 
@@ -116,6 +120,7 @@ def _launch_tiles(
     window: int,
     softcap: float,
     sinks: Tensor | None,  # [num_heads] float32
+    early: bool,
 ) -> None:
     num_kv_heads, head_dim = cache.keys.shape[2:]
     splits = query.shape[1] // num_kv_heads // shape.heads
@@ -132,7 +137,7 @@ def _launch_tiles(
         HEAD_DIM=value_dim, WIDTH=power_of_2(value_dim, at_least=MIN_DOT), LATENT=cache.latent,
         TURNED=power_of_2(further, at_least=MIN_DOT), EXTRA=further, BLOCK_SIZE=cache.block_size, WINDOW=window,
         SCALED=scaled, CAPPED=softcap != 0.0, SINKS=sinks is not None, DOT=dot_type(query.dtype),
-        num_warps=num_warps, num_stages=num_stages, **early(query.device),
+        num_warps=num_warps, num_stages=num_stages, **when(early, query),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.triton.attention_tiles import Tiles
-from kernels.triton.launch import early, num_programs, power_of_2, wait_for_others
+from kernels.triton.launch import num_programs, power_of_2, wait_for_others, when
 
 NOTHING = tl.constexpr(-1.0e30)  # the maximum before the first key: finite, so that differences are numbers
 LOG2_E = math.log2(math.e)
@@ -23,12 +23,13 @@ def launch_merges(
     partial: Tensor,  # [num_partials, num_heads, head_dim] float32
     lse: Tensor,  # [num_partials, num_heads] float32
     sinks: Tensor | None,  # [num_heads] float32
+    early: bool,
 ) -> None:
     num_heads, head_dim = out.shape[1:]
     merge_parts[(num_programs(len(tiles.merges) * num_heads, out.device),)](
         partial, lse, lse if sinks is None else sinks, tiles.counts, tiles.merges, out, num_heads,
         HEAD_DIM=head_dim, WIDTH=power_of_2(head_dim), PARTS=MERGED, SINKS=sinks is not None, num_warps=2,
-        **early(out.device),
+        **when(early, out),
     )  # fmt: skip
 
 

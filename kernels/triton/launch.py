@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
@@ -33,10 +34,15 @@ def launches_early(device: torch.device) -> bool:
     return "launch_pdl" in options.__dataclass_fields__
 
 
-def early(device: torch.device) -> dict[str, Any]:
-    """Options of a launch whose kernel begins with `wait_for_others`: its programs may be in place, and have read what
-    no kernel writes, when the one before it ends (CUDA's programmatic dependent launch)."""
-    return {"EARLY": True, "launch_pdl": True} if launches_early(device) else {"EARLY": False}
+def when(
+    early: bool,
+    rows: Tensor,
+) -> dict[str, Any]:
+    """Options of a launch whose kernel begins with `wait_for_others`: where it may be `early`, and a step has one row,
+    its programs may be in place, and have read what no kernel writes, when the kernel before it ends (CUDA's
+    programmatic dependent launch).  Programs of more rows need the place themselves."""
+    is_early = early and len(rows) == 1 and launches_early(rows.device)
+    return {"EARLY": True, "launch_pdl": True} if is_early else {"EARLY": False}
 
 
 @triton.jit

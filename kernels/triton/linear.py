@@ -14,8 +14,12 @@ def linear(
     x: Tensor,  # [num_tokens, in_features]
     weight: LinearWeight,  # [out_features, in_features], plain or decoded
     bias: Tensor | None = None,  # [out_features]
+    *,
+    early: bool = False,  # as `launch.when` has it
 ) -> Tensor:  # [num_tokens, out_features]
     """Plain ones are the vendor's, whose library has more shapes of tile than one can tune by hand, but for one row."""
     if weight.decoded is not None:
         return linear_decoded(x, weight, bias)
-    return (linear_row if len(x) == 1 else plain.linear)(x, weight, bias)
+    if len(x) == 1:
+        return linear_row(x, weight, bias, early=early)
+    return plain.linear(x, weight, bias)

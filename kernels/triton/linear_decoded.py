@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kernels.ops.decoded_weight import WORD, DecodedWeight
 from kernels.ops.linear import LinearWeight
-from kernels.triton.launch import MIN_DOT, dot_type, early, power_of_2, stages_within, wait_for_others
+from kernels.triton.launch import MIN_DOT, dot_type, power_of_2, stages_within
 from kernels.triton.linear_codes import number_of
 from kernels.triton.linear_wide import linear_wide
 
@@ -56,14 +56,14 @@ def linear_decoded(
         triton.cdiv(weight.num_blocks, parts), weight.num_blocks,
         KIND=weight.kind, BITS=weight.bits, GROUP=weight.group, PARTS=1 if apart else parts, BIAS=added,
         ROWS=rows, COLUMNS=COLUMNS, SLAB=weight.slab, DOT=dot_type(x.dtype),
-        num_warps=8, num_stages=stages_within(staged, 3 if rows == MIN_DOT else 4), **early(x.device),
+        num_warps=8, num_stages=stages_within(staged, 3 if rows == MIN_DOT else 4),
     )  # fmt: skip
     if apart:
         block = min(1024, power_of_2(weight.out_features))
         grid = num_rows, triton.cdiv(weight.out_features, block)
         add_parts[grid](
             sums, x if bias is None else bias, out, num_rows, weight.out_features,
-            PARTS=parts, BIAS=bias is not None, BLOCK=block, **early(x.device),
+            PARTS=parts, BIAS=bias is not None, BLOCK=block,
         )  # fmt: skip
     return out
 
@@ -91,10 +91,8 @@ def multiply_decoded(
     COLUMNS: tl.constexpr,
     SLAB: tl.constexpr,
     DOT: tl.constexpr,
-    EARLY: tl.constexpr,
 ) -> None:
     """Tiles of the same weights follow each other, so that a cache has what the next one reads."""
-    wait_for_others(EARLY)
     row_tiles = tl.cdiv(num_rows, ROWS)
     rows = (tl.program_id(0) % row_tiles) * ROWS + tl.arange(0, ROWS)
     columns = (tl.program_id(0) // row_tiles) * COLUMNS + tl.arange(0, COLUMNS)
@@ -134,9 +132,7 @@ def add_parts(
     PARTS: tl.constexpr,
     BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
 ) -> None:
-    wait_for_others(EARLY)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = columns < out_features
     total = tl.zeros((BLOCK,), tl.float32)

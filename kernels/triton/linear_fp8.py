@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.ops.linear import LinearWeight
-from kernels.triton.launch import MIN_DOT, early, num_warps, power_of_2, wait_for_others
+from kernels.triton.launch import MIN_DOT, num_warps, power_of_2
 from kernels.triton.linear_int8 import Tile
 from kernels.triton.quantise import LARGEST_FP8, round_fp8
 
@@ -42,7 +42,7 @@ def linear(
         quantised, scales, weight.weight, weight.scales, scales if bias is None else bias, out,
         num_rows, weight.out_features, depth, weight.weight.stride(0),
         GROUP=weight.group, BIAS=bias is not None, ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=STRETCH,
-        num_warps=tile.num_warps, num_stages=tile.num_stages, **early(x.device),
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     return out
 
@@ -58,15 +58,13 @@ def quantise_groups(
     scales = torch.empty(groups, num_rows, dtype=torch.float32, device=x.device)
     if groups == 1:
         block = min(QUANTISED, power_of_2(depth))
-        quantise_row[(num_rows,)](
-            x, quantised, scales, depth, x.stride(0), BLOCK=block, num_warps=num_warps(block), **early(x.device)
-        )
+        quantise_row[(num_rows,)](x, quantised, scales, depth, x.stride(0), BLOCK=block, num_warps=num_warps(block))
     else:
         width = power_of_2(group)
         several = max(1, min(power_of_2(groups), QUANTISED // width))
         quantise_groups_of_row[(num_rows, triton.cdiv(groups, several))](
             x, quantised, scales, depth, x.stride(0), groups, num_rows, GROUP=group, WIDTH=width, SEVERAL=several,
-            num_warps=num_warps(several * width), **early(x.device),
+            num_warps=num_warps(several * width),
         )  # fmt: skip
     return quantised, scales
 
@@ -94,9 +92,7 @@ def quantise_row(
     depth: int,
     stride: int,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
 ) -> None:
-    wait_for_others(EARLY)
     row = tl.program_id(0).to(tl.int64)
     most = tl.full((BLOCK,), 0.0, tl.float32)
     for start in range(0, depth, BLOCK):
@@ -125,9 +121,7 @@ def quantise_groups_of_row(
     GROUP: tl.constexpr,
     WIDTH: tl.constexpr,
     SEVERAL: tl.constexpr,
-    EARLY: tl.constexpr,
 ) -> None:
-    wait_for_others(EARLY)
     row = tl.program_id(0).to(tl.int64)
     groups = tl.program_id(1) * SEVERAL + tl.arange(0, SEVERAL)
     within = tl.arange(0, WIDTH)
@@ -164,10 +158,8 @@ def multiply_octets(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
-    EARLY: tl.constexpr,
 ) -> None:
     """Tiles of the same weights follow each other, so that a cache has what the next one reads."""
-    wait_for_others(EARLY)
     row_tiles = tl.cdiv(num_rows, ROWS)
     rows = (tl.program_id(0) % row_tiles) * ROWS + tl.arange(0, ROWS)
     columns = (tl.program_id(0) // row_tiles) * COLUMNS + tl.arange(0, COLUMNS)

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.ops.linear import LinearWeight
-from kernels.triton.launch import MIN_DOT, early, num_warps, power_of_2, wait_for_others
+from kernels.triton.launch import MIN_DOT, num_warps, power_of_2
 from kernels.triton.quantise import LEVELS, round_product
 
 STRETCH = 4096  # features quantised at a time
@@ -46,7 +46,7 @@ def linear(
         quantised, scales, weight.weight, weight.scales, scales if bias is None else bias, out,
         num_rows, weight.out_features, depth, weight.weight.stride(0),
         BIAS=bias is not None, ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth,
-        num_warps=tile.num_warps, num_stages=tile.num_stages, enable_fp_fusion=False, **early(x.device),
+        num_warps=tile.num_warps, num_stages=tile.num_stages, enable_fp_fusion=False,
     )  # fmt: skip
     return out
 
@@ -59,9 +59,7 @@ def quantise_rows(
     quantised = torch.empty(num_rows, size, dtype=torch.int8, device=x.device)
     scales = torch.empty(num_rows, dtype=torch.float32, device=x.device)
     block = min(STRETCH, power_of_2(size))
-    quantise_row[(num_rows,)](
-        x, quantised, scales, size, x.stride(0), BLOCK=block, num_warps=num_warps(block), **early(x.device)
-    )
+    quantise_row[(num_rows,)](x, quantised, scales, size, x.stride(0), BLOCK=block, num_warps=num_warps(block))
     return quantised, scales
 
 
@@ -82,9 +80,7 @@ def quantise_row(
     size: int,
     stride: int,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
 ) -> None:
-    wait_for_others(EARLY)
     row = tl.program_id(0).to(tl.int64)
     most = tl.full((BLOCK,), 0.0, tl.float32)
     for start in range(0, size, BLOCK):
@@ -116,10 +112,8 @@ def multiply_tiles(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
-    EARLY: tl.constexpr,
 ) -> None:
     """Tiles of the same weights follow each other, so that a cache has what the next one reads."""
-    wait_for_others(EARLY)
     row_tiles = tl.cdiv(num_rows, ROWS)
     tile = tl.program_id(0)
     rows = (tile % row_tiles) * ROWS + tl.arange(0, ROWS)

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.ops.linear import LinearWeight
-from kernels.triton.launch import INTERPRETED, early, place_next, wait_for_others
+from kernels.triton.launch import INTERPRETED, place_next, wait_for_others, when
 
 MANY_FEATURES = 16384  # of the output
 NUM_WARPS = 4
@@ -23,6 +23,8 @@ def linear_row(
     x: Tensor,  # [1, in_features]
     packed: LinearWeight,  # [out_features, in_features], plain
     bias: Tensor | None = None,  # [out_features]
+    *,
+    early: bool = False,
 ) -> Tensor:  # [1, out_features]
     weight = packed.weight
     x = x if x.stride(-1) == 1 else x.contiguous()
@@ -31,7 +33,7 @@ def linear_row(
     columns, stretch = choose_tile(out_features)
     multiply_row[(triton.cdiv(out_features, columns),)](
         x, weight, x if bias is None else bias, out, out_features, depth, weight.stride(0),
-        BIAS=bias is not None, COLUMNS=columns, DEPTH=stretch, num_warps=NUM_WARPS, **early(x.device),
+        BIAS=bias is not None, COLUMNS=columns, DEPTH=stretch, num_warps=NUM_WARPS, **when(early, x),
     )  # fmt: skip
     return out
 

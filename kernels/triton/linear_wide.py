@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.ops.decoded_weight import DecodedWeight
-from kernels.triton.launch import dot_type, early, wait_for_others
+from kernels.triton.launch import dot_type
 from kernels.triton.linear_codes import number_of
 
 ROWS, COLUMNS, DEPTH = 128, 128, 64  # of a tile
@@ -28,7 +28,6 @@ def decoded(
     write_numbers[(weight.num_blocks, triton.cdiv(weight.out_features, DECODED_COLUMNS))](
         weight.codes, weight.scales, weight.zeros, out, weight.out_features, weight.in_features,
         KIND=weight.kind, BITS=weight.bits, GROUP=weight.group, SLAB=weight.slab, COLUMNS=DECODED_COLUMNS,
-        **early(out.device),
     )  # fmt: skip
     return out
 
@@ -46,7 +45,7 @@ def linear_wide(
     multiply_wide[(grid,)](
         x, numbers, x if bias is None else bias, out, len(x), weight.out_features, weight.in_features, part,
         x.stride(0), BIAS=bias is not None, PARTS=parts, ROWS=ROWS, COLUMNS=COLUMNS, DEPTH=DEPTH,
-        DOT=dot_type(x.dtype), num_warps=8, num_stages=4, **early(x.device),
+        DOT=dot_type(x.dtype), num_warps=8, num_stages=4,
     )  # fmt: skip
     return out
 
@@ -64,7 +63,6 @@ def write_numbers(
     GROUP: tl.constexpr,
     SLAB: tl.constexpr,
     COLUMNS: tl.constexpr,
-    EARLY: tl.constexpr,
 ) -> None:
     block = tl.program_id(0)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -72,7 +70,6 @@ def write_numbers(
     there = columns < out_features
     at = (block * SLAB + few)[:, None].to(tl.int64) * out_features + columns[None, :]
     words = tl.load(codes + at, mask=there[None, :], other=0)
-    wait_for_others(EARLY)
     for slab in tl.static_range(32 // BITS):
         first = (block * (32 // BITS) + slab) * SLAB
         place = ((first // GROUP) * out_features + columns)[None, :]
@@ -100,10 +97,8 @@ def multiply_wide(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     DOT: tl.constexpr,
-    EARLY: tl.constexpr,
 ) -> None:
     """Tiles of the same weights follow each other, so that a cache has what the next one reads."""
-    wait_for_others(EARLY)
     row_tiles = tl.cdiv(num_rows, ROWS)
     rows = (tl.program_id(0) % row_tiles) * ROWS + tl.arange(0, ROWS)
     columns = (tl.program_id(0) // row_tiles) * COLUMNS + tl.arange(0, COLUMNS)

@@ -7,13 +7,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.launch import early, num_warps, power_of_2, wait_for_others
+from kernels.triton.launch import num_warps, power_of_2, wait_for_others, when
 
 
 def rms_norm(
     x: Tensor,  # [..., hidden_size]
     weight: Tensor,  # [hidden_size]
     eps: float,
+    *,
+    early: bool = False,  # as `launch.when` has it
 ) -> Tensor:  # [..., hidden_size]
     size = x.shape[-1]
     rows = x.reshape(-1, size)
@@ -21,7 +23,7 @@ def rms_norm(
     block = power_of_2(size)
     norm_rows[(len(rows),)](
         rows, rows, weight, out, out, size, rows.stride(0), rows.stride(0), eps,
-        ADD=False, BLOCK=block, num_warps=num_warps(block), **early(x.device),
+        ADD=False, BLOCK=block, num_warps=num_warps(block), **when(early, rows),
     )  # fmt: skip
     return out
 
@@ -31,6 +33,8 @@ def add_rms_norm(
     residual: Tensor,  # [..., hidden_size]
     weight: Tensor,  # [hidden_size]
     eps: float,
+    *,
+    early: bool = False,
 ) -> tuple[Tensor, Tensor]:  # the norm of the sum, and the sum: the next residual
     size = x.shape[-1]
     rows, others = x.reshape(-1, size), residual.reshape(-1, size)
@@ -38,7 +42,7 @@ def add_rms_norm(
     block = power_of_2(size)
     norm_rows[(len(rows),)](
         rows, others, weight, out, total, size, rows.stride(0), others.stride(0), eps,
-        ADD=True, BLOCK=block, num_warps=num_warps(block), **early(x.device),
+        ADD=True, BLOCK=block, num_warps=num_warps(block), **when(early, rows),
     )  # fmt: skip
     return out, total
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.ops.kv_cache import KVCache
 from kernels.ops.rotary_store import HeadNorm
 from kernels.triton.kv_format import scale_places, scales_of, store_heads
-from kernels.triton.launch import early, num_warps, power_of_2, wait_for_others
+from kernels.triton.launch import num_warps, power_of_2, wait_for_others, when
 from kernels.triton.rotary import load_halves, turn
 
 
@@ -20,6 +20,8 @@ def rotary_store(
     norm: HeadNorm | None,
     cache: KVCache,  # written
     slot_mapping: Tensor,  # [num_slots] int64
+    *,
+    early: bool = False,  # as `launch.when` has it
 ) -> Tensor:  # [num_tokens, num_heads, head_dim]: the queries
     num_tokens, _, head_dim = qkv.shape
     num_kv_heads = cache.keys.shape[2]
@@ -33,7 +35,7 @@ def rotary_store(
         0.0 if norm is None else norm.eps, num_heads, qkv.stride(0), qkv.stride(1), cos.stride(0),
         *cache.keys.stride()[:3], *cache.values.stride()[:3],
         NORM=norm is not None, SCALED=scaled, BLOCK_SIZE=cache.block_size, SHARE=num_heads // num_kv_heads,
-        GROUP=group, HEAD_DIM=head_dim, HALF=half, num_warps=num_warps(group * half), **early(qkv.device),
+        GROUP=group, HEAD_DIM=head_dim, HALF=half, num_warps=num_warps(group * half), **when(early, qkv),
     )  # fmt: skip
     return query
 

@@ -130,6 +130,13 @@ class EngineSettings(Section, frozen=True, kw_only=True):
         advanced("Attention kernels on a GPU; the last two must be installed. auto: triton. See docs/gpu.md."),
     ] = "auto"
     enforce_eager: Annotated[bool, advanced("On a GPU: no CUDA graphs.")] = False
+    programmatic_launch: Annotated[
+        bool,
+        advanced(
+            "On a GPU, for steps of one token: kernels are put in place before the ones before them have ended (CUDA's "
+            "programmatic dependent launch; Hopper and later). Faster, but not proved yet. See docs/gpu.md."
+        ),
+    ] = False
     mixed_workers: Annotated[
         bool,
         advanced(

@@ -24,6 +24,8 @@ if DEVICE.type == "cpu" and not launch.INTERPRETED:
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
 # The interpreter cuts float32 to bfloat16 where hardware rounds: an error of a whole last bit.
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+# Hopper's matrix units add products of E4M3 in fewer bits than float32 has: 2e-4 was seen.
+OCTETS = {torch.float32: 1e-3 if DEVICE.type == "cuda" else 2e-5, torch.bfloat16: 2e-2}
 WHOLE = 1 << 20
 
 
@@ -81,7 +83,7 @@ def test_products_in_e4m3(group: int, dtype: torch.dtype) -> None:
     for num_rows in (1, 20, 80):
         x = normal(num_rows, 400, dtype=dtype)
         for added in (None, bias):
-            assert differ(linear_fp8.linear(x, packed, added), reference.linear(x, packed, added)) <= TOLERANCE[dtype]
+            assert differ(linear_fp8.linear(x, packed, added), reference.linear(x, packed, added)) <= OCTETS[dtype]
 
 
 def test_quantised_weights_are_near_what_they_were() -> None:

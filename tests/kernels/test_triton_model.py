@@ -126,6 +126,21 @@ def test_families(variant: str, tmp_path: Path) -> None:
     assert generate(make_runner(tmp_path, triton=True), 2) == wanted
 
 
+def test_weights_that_a_checkpoint_has_turned_are_laid_out_in_rows(tmp_path: Path) -> None:
+    """GPT-2's; kernels would read others.  A CPU copies its weights in another way, so this is for one that is not."""
+    save_checkpoint(tmp_path, "gpt2")
+    settings, config = Settings.of(model=str(tmp_path), kernels="torch", device="cpu"), read_config(tmp_path)
+    source = open_weights(settings.engine.load_format, tmp_path, config)
+    backend = replace(choose_backend(settings, config, source.dtype), device=torch.device("meta"))
+    backend = replace(backend, kernels=triton_kernels(AttentionShape(config.head_shapes)))
+    built = loading.build(backend, config, source, config.max_position_embeddings)
+    assert isinstance(built, Decoder)
+    for layer in built._layers:
+        assert layer.dense is not None
+        for projection in (layer.qkv, layer.output, layer.dense.gate_up, layer.dense.down):
+            assert projection.weight.weight.is_contiguous()
+
+
 def test_graphs_pad_and_change_nothing(tmp_path: Path) -> None:
     """Decodes and short entries go through the tensors that graphs read; the prompt's chunks are too long for them."""
     save_checkpoint(tmp_path, "mistral-window")

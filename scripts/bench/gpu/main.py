@@ -1,6 +1,6 @@
 """Every figure that the GPU path has a target for, beside the ceilings of the card, measured in the same run.
 
-    scripts/bench_gpu [--check] [--only PART,...] [--tune] [--soak-seconds N]
+    scripts/bench_gpu [--check] [--only PART,...] [--tune] [--soak-seconds N] [--programmatic-launch]
 
 Ceilings: the bandwidth of a large copy (bytes read plus written), and the rate of a large product in bfloat16.  A floor
 is the least time that the bytes or operations of a step can take at its ceiling; a figure is floor / measured.
@@ -52,6 +52,7 @@ class Options:
 
     trace: Path
     soak_seconds: float
+    early: bool = False  # kernels of a step of one token may begin early
     offline: float | None = None  # tokens/s
 
 
@@ -85,7 +86,7 @@ class GpuBench:
         """Decodes, a prompt and a whole load, planned by the scheduler's core in this process."""
         largest = max(num_seqs for num_seqs, _, _ in DECODES)
         longest = PROMPT + 2 * NUM_STEPS
-        runs = Runs(self._directory, device="cuda", num_rows=largest, max_len=longest)
+        runs = Runs(self._directory, device="cuda", num_rows=largest, max_len=longest, early=self._options.early)
         lines = [line for decode in DECODES for line in self._decode(runs, *decode)]
         taken = runs.prefill(PROMPT)
         rate = self._work.flops(PROMPT, 1, PROMPT * PROMPT // 2) / taken / self._ceilings.rate
@@ -182,10 +183,11 @@ def main() -> int:
     parser.add_argument("--tune", action="store_true", help="try other launch settings of the attention kernel too")
     parser.add_argument("--trace", type=Path, default=Path("timeline.json"), help="where the device's timeline is kept")
     parser.add_argument("--soak-seconds", type=float, default=60, help="how long the soak is")
+    parser.add_argument("--programmatic-launch", action="store_true", help="decodes with this setting")
     args = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
     if not torch.cuda.is_available():
         print("torch sees no GPU here", file=sys.stderr)
         return 1
-    options = Options(args.trace, args.soak_seconds)
+    options = Options(args.trace, args.soak_seconds, args.programmatic_launch)
     return finish(measure(args.only, args.tune, options), check=args.check, title=torch.cuda.get_device_name())

@@ -36,12 +36,12 @@ class TimedStep(NamedTuple):
 
 
 class Runs:
-    """One model on one device."""
+    """One model on one device; `early` is `programmatic_launch`."""
 
-    def __init__(self, directory: Path, *, device: str, num_rows: int, max_len: int) -> None:
+    def __init__(self, directory: Path, *, device: str, num_rows: int, max_len: int, early: bool = False) -> None:
         settings = Settings.of(
             model=str(directory), load_format="dummy", device=device, kernels="torch", max_num_seqs=num_rows,
-            max_num_batched_tokens=max(CHUNK, num_rows), max_model_len=max_len, block_size=BLOCK,
+            max_num_batched_tokens=max(CHUNK, num_rows), max_model_len=max_len, block_size=BLOCK, programmatic_launch=early,
             num_blocks=num_rows * (max_len // BLOCK) if device == "cpu" else 0,
         )  # fmt: skip
         self.runner: ModelRunner = load_runner(settings, has_windows=False)
