@@ -41,8 +41,8 @@ class Runs:
     def __init__(self, directory: Path, *, device: str, num_rows: int, max_len: int, early: bool = False) -> None:
         settings = Settings.of(
             model=str(directory), load_format="dummy", device=device, kernels="torch", max_num_seqs=num_rows,
-            max_num_batched_tokens=max(CHUNK, num_rows), max_model_len=max_len, block_size=BLOCK, programmatic_launch=early,
-            num_blocks=num_rows * (max_len // BLOCK) if device == "cpu" else 0,
+            max_num_batched_tokens=max(CHUNK, num_rows), max_model_len=max_len, block_size=BLOCK,
+            programmatic_launch=early, num_blocks=num_rows * (max_len // BLOCK) if device == "cpu" else 0,
         )  # fmt: skip
         self.runner: ModelRunner = load_runner(settings, has_windows=False)
 
