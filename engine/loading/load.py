@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -81,12 +81,15 @@ def load_runner(
     progress: Progress | None = None,
     has_windows: bool = True,
     ranks: Ranks | StageRanks | None = None,
+    kept: KeptPart | None = None,
 ) -> ModelRunner:
-    """A runner ready for plans; `has_windows` and `ranks` as in `load_model`.
+    """A runner ready for plans; `has_windows`, `ranks` and `kept` as in `load_model`.
 
     Raises ModelError for the checkpoint's faults, ConfigError for the settings'.
     """
-    loaded = load_model(settings, progress=progress, digests=user_memory(), has_windows=has_windows, ranks=ranks)
+    loaded = load_model(
+        settings, progress=progress, digests=user_memory(), has_windows=has_windows, ranks=ranks, kept=kept
+    )
     return make_runner(settings, loaded)
 
 
@@ -129,6 +132,29 @@ def _load_vocabulary(model: str, size: int, eos_token_ids: Sequence[int]) -> Voc
     return load_vocabulary(resolve_model_dir(model), size, eos_token_ids)
 
 
+@dataclass(frozen=True, slots=True)
+class ReadModel:
+    """What has been read of a checkpoint, before there is memory for what it computes."""
+
+    directory: Path
+    spec: ModelSpec
+    max_model_len: int
+    source: WeightSource
+    backend: Backend
+    model: Model
+    part: NativeDecoder | None  # of a group
+    classifier: Classifier | None
+    fingerprint: Fingerprint | None
+    head: HeadModel | None
+
+
+@dataclass(slots=True)
+class KeptPart:
+    """What a rank has read, for the next group that it is in, where one ends without it."""
+
+    read: ReadModel | None = None
+
+
 def load_model(
     settings: Settings,
     *,
@@ -137,13 +163,46 @@ def load_model(
     digests: DigestMemory | None = None,
     has_windows: bool = False,
     ranks: Ranks | StageRanks | None = None,
+    kept: KeptPart | None = None,
 ) -> LoadedModel:
     """The settings' model, for sequences of up to `longest` tokens where that is less than it could serve; with its
     fingerprint where there is a memory for digests.  `has_windows`: layers that see a window have blocks of their own.
-    `ranks`: the others of a group in which this process has a part of the model.
+    `ranks`: the others of a group in which this process has a part of the model.  `kept`: what it read for a group
+    before, or gets what it reads now.
 
     Raises ModelError for the checkpoint's faults, ConfigError for the settings'.
     """
+    read = None if kept is None else kept.read
+    if read is None:
+        read = _read_model(settings, longest, progress, digests, ranks)
+        if kept is not None:
+            kept.read = read
+    spec, backend, model = read.spec, read.backend, read.model
+    layer_bytes = backend.layout(spec).layer_bytes(settings.memory.block_size)  # of all ranks together
+    windows = spec.windows(read.max_model_len) if has_windows else ()
+    plan = plan_pool(settings, model, read.max_model_len, windows, layer_bytes, read.head, spec)
+    if ranks is not None and read.part is not None and read.fingerprint is not None:
+        if isinstance(ranks, StageRanks):
+            model, plan = join_ranked_stages(ranks, settings, backend, spec, read.part, plan, read.fingerprint)
+        elif settings.engine.has_stages:
+            model, plan = join_stages(ranks, read.part, plan, read.fingerprint)
+        else:
+            model, plan = join(ranks, settings, backend, spec, read.part, plan, read.fingerprint)
+    log.info("memory_planned", num_blocks=plan.num_blocks, num_tokens=plan.num_tokens, summary=str(plan))
+    take = partial(_take, settings.engine.load_format, read.directory, spec)
+    adapters = None if digests is None else make_bank(settings.adapters, model, read.source.tensors, take)
+    found = assemble(settings, model, backend, plan, read.fingerprint, adapters, read.head)
+    return msgspec.structs.replace(found, classifier=read.classifier)
+
+
+def _read_model(
+    settings: Settings,
+    longest: int,
+    progress: Progress | None,
+    digests: DigestMemory | None,
+    ranks: Ranks | StageRanks | None,
+) -> ReadModel:
+    """As `load_model` has it."""
     directory = resolve_model_dir(settings.engine.model)
     spec = read_config(directory)
     check_ranks(settings, spec)
@@ -162,21 +221,7 @@ def load_model(
         fingerprint = make_fingerprint(settings, directory, spec, source.quantisation, backend, watched.value())
     log.info("model_loaded", model=settings.engine.model_name, **backend.description)
     head = None if found_head is None else build_head(settings, found_head, directory, model, backend, max_model_len)
-    layer_bytes = backend.layout(spec).layer_bytes(settings.memory.block_size)  # of all ranks together
-    windows = spec.windows(max_model_len) if has_windows else ()
-    plan = plan_pool(settings, model, max_model_len, windows, layer_bytes, head, spec)
-    if ranks is not None and part is not None and fingerprint is not None:
-        if isinstance(ranks, StageRanks):
-            model, plan = join_ranked_stages(ranks, settings, backend, spec, part, plan, fingerprint)
-        elif settings.engine.has_stages:
-            model, plan = join_stages(ranks, part, plan, fingerprint)
-        else:
-            model, plan = join(ranks, settings, backend, spec, part, plan, fingerprint)
-    log.info("memory_planned", num_blocks=plan.num_blocks, num_tokens=plan.num_tokens, summary=str(plan))
-    take = partial(_take, settings.engine.load_format, directory, spec)
-    adapters = None if digests is None else make_bank(settings.adapters, model, source.tensors, take)
-    found = assemble(settings, model, backend, plan, fingerprint, adapters, head)
-    return msgspec.structs.replace(found, classifier=classifier)
+    return ReadModel(directory, spec, max_model_len, source, backend, model, part, classifier, fingerprint, head)
 
 
 def check_ranks(settings: Settings, spec: ModelSpec) -> None:

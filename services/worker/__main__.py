@@ -1,7 +1,6 @@
 """Run one worker: python -m services.worker"""
 
 import sys
-from functools import partial
 
 from services.worker.rank_processes import start_early
 
@@ -9,10 +8,13 @@ from services.worker.rank_processes import start_early
 def main() -> int:
     ranks = start_early()
 
-    from services.worker.main import make  # with torch, which takes a second: the other ranks import it meanwhile
+    from services.worker.main import WorkerLives  # with torch, which takes a second: the other ranks import it too
     from shared.actor import run_actor
 
-    return run_actor(partial(make, ranks=ranks))
+    lives = WorkerLives(ranks)
+    while lives.goes_on(status := run_actor(lives.make)):
+        pass
+    return status
 
 
 if __name__ == "__main__":

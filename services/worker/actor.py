@@ -56,6 +56,12 @@ class OtherRanks(Protocol):
     @property
     def failure(self) -> str: ...
 
+    @property
+    def may_form_again(self) -> bool:
+        """Whether this process can go on, as another worker, with those that are left and others in the place of those
+        that have ended."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -79,7 +85,7 @@ class WorkerActor(MemberActor):
     ) -> None:
         """`ranks`: the others of a group that this worker leads."""
         super().__init__(transport, settings)
-        self._ranks = ranks
+        self.ranks = ranks
         self._load = load
         self._make_steps = make_steps
         self._capacity: WorkerCapacity | None = None
@@ -221,8 +227,8 @@ class WorkerActor(MemberActor):
         return f"a step has not ended within {self._steps.watch.limit(self.settings.deployment.stall_timeout):.0f} s"
 
     def on_tick(self) -> None:
-        if self._ranks is not None and self._ranks.failure:
-            raise FatalError(self._ranks.failure)
+        if self.ranks is not None and self.ranks.failure:
+            raise FatalError(self.ranks.failure)
         if self._steps is None:
             return
         if self.phase is LifePhase.DRAINING:  # still alive: its sequences go on until they are elsewhere
@@ -236,9 +242,22 @@ class WorkerActor(MemberActor):
         if self._steps.watch.is_hopeless(self.settings.deployment.stall_timeout):
             raise FatalError(f"a step has taken {self._steps.watch.seconds:.0f} s and does not end")
 
+    async def run(self) -> None:
+        """A process that goes on with another group must have nothing left of this one; others just end."""
+        try:
+            await super().run()
+        finally:
+            if self.ranks is not None and self.ranks.may_form_again:
+                await self._close()
+
     async def on_stop(self) -> None:
         """Leave the roster, so that no plan comes any more; then end the thread, which would block the exit."""
         await super().on_stop()
+        await self._close()
+        if self.ranks is not None:
+            await asyncio.to_thread(self.ranks.close)
+
+    async def _close(self) -> None:
         if self._service is not None:
             await asyncio.to_thread(self._service.close)
         if self._steps is not None:
@@ -247,5 +266,3 @@ class WorkerActor(MemberActor):
             await asyncio.to_thread(self._mover.close)
         if self._adapters is not None:
             await asyncio.to_thread(self._adapters.close)
-        if self._ranks is not None:
-            await asyncio.to_thread(self._ranks.close)

@@ -3,25 +3,62 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+
+import structlog
 
 from engine.execution.runner import ModelRunner
-from engine.loading.load import load_runner
-from services.worker.actor import WorkerActor
+from engine.loading.load import KeptPart, load_runner
+from services.worker.actor import OtherRanks, WorkerActor
 from services.worker.adapters import AdapterLoading
 from services.worker.overlapped import OverlappedSteps
 from services.worker.pipelined import PipelinedSteps
 from services.worker.rank_processes import Started
-from services.worker.ranks import make_group
+from services.worker.ranks import RankGroup, make_group
 from services.worker.recording import recorded
 from services.worker.steps import Steps, ThreadSteps
 from shared.actor.executor import Executor, ThreadExecutor
 from shared.config import Settings
+from shared.exit_status import EXIT_FATAL
 from shared.messages import HoldAdapters, Tick
 from shared.transport import Transport
 
+log = structlog.get_logger()
 
-def make(transport: Transport, settings: Settings, ranks: Started | None = None) -> WorkerActor:
-    """One worker that loads the model once it runs, and steps in a thread; `ranks`: the others of its group."""
+
+class WorkerLives:
+    """The workers that one process is, one after the other: with each group of ranks another one, which keeps what was
+    read of the model.  A process without ranks is one worker."""
+
+    def __init__(self, ranks: Started) -> None:
+        self._ranks = ranks
+        self._kept = KeptPart()
+        self._group: OtherRanks | None = None
+
+    def make(self, transport: Transport, settings: Settings) -> WorkerActor:
+        actor = make(transport, settings, self._ranks, self._kept)
+        self._group = actor.ranks
+        return actor
+
+    def goes_on(self, status: int) -> bool:
+        """Whether there is another one, after one that ended with this exit status."""
+        group, self._group = self._group, None
+        if status != EXIT_FATAL or not isinstance(group, RankGroup) or not group.may_form_again:
+            return False
+        log.warning("group_forms_again", reason=group.failure)
+        group.leave()
+        self._ranks = Started(group.next_group())
+        del group
+        gc.unfreeze()  # of the worker that was, with its KV cache
+        gc.collect()
+        return True
+
+
+def make(
+    transport: Transport, settings: Settings, ranks: Started | None = None, kept: KeptPart | None = None
+) -> WorkerActor:
+    """One worker that loads the model once it runs, and steps in a thread; `ranks`: the others of its group; `kept`:
+    as `load_runner` has it."""
     loop = asyncio.get_running_loop()
 
     def thread_steps(runner: ModelRunner, transport: Transport) -> Steps:
@@ -40,7 +77,7 @@ def make(transport: Transport, settings: Settings, ranks: Started | None = None)
     group = make_group(settings, ranks or Started(), on_failure=wake)
 
     def load() -> ModelRunner:
-        return load_runner(settings, ranks=group)
+        return load_runner(settings, ranks=group, kept=None if group is None else kept)
 
     actor = WorkerActor(transport, settings, load, thread_steps, thread_loading, group)
     return actor

@@ -5,22 +5,27 @@ Without torch: they import it, and load their parts, while this process does.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
+import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from services.worker.hosts.listening import RankListener
+from services.worker.seats import give, seat_pair
 from shared.config import Settings, load_settings, settings_environment
 from shared.data_link.addresses import prepare
 from shared.errors import PageantError
 from shared.logging import setup_logging
 from shared.ranks.handshake import group_key
 
+MOST_GROUPS, GROUPS_SECONDS = 4, 60.0  # that are formed of ranks which are left; then all begin anew
 LAUNCH = Path(__file__).resolve().parents[1] / "cli" / "launch.py"
 
 
@@ -41,6 +46,7 @@ class StartedRanks:
     ends: tuple[socket.socket, ...]  # of the sockets that lead to them
     links: tuple[socket.socket, ...] = ()  # of those that residuals pass, where they are stages of a pipeline
     numbers: Sequence[int] = ()  # of these processes among all of the worker's, for logs; none: 1, 2, ...
+    seats: SeatedRanks | None = None  # where ranks stay from group to group; None: they end with this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +85,8 @@ def start_ranks(settings: Settings) -> Started:
 def start_stage(settings: Settings, stage: int) -> StartedRanks:
     """The ranks that share memory with this process, which leads them."""
     ranks = settings.engine.tensor_parallel_size
-    numbers = range(stage * ranks + 1, (stage + 1) * ranks)
-    return _start(settings, "services.worker.rank", [(stage, rank) for rank in range(1, ranks)], numbers)
+    places = [(stage, rank) for rank in range(1, ranks)]
+    return SeatedRanks(settings, places, range(stage * ranks + 1, (stage + 1) * ranks)).next_group()
 
 
 def _start_stages(settings: Settings) -> StartedRanks:
@@ -89,31 +95,84 @@ def _start_stages(settings: Settings) -> StartedRanks:
     module = "services.worker.stage" if engine.has_ranked_stages else "services.worker.rank"
     stages = range(1, engine.pipeline_parallel_size)
     numbers = [stage * engine.tensor_parallel_size for stage in stages]
-    return _start(settings, module, [(stage, 0) for stage in stages], numbers, are_linked=True)
+    places = [(stage, 0) for stage in stages]
+    return SeatedRanks(settings, places, numbers, module, are_linked=True).next_group()
 
 
-def _start(
-    settings: Settings,
-    module: str,
-    places: Sequence[tuple[int, int]],  # stage and rank
-    numbers: Sequence[int],
-    *,
-    are_linked: bool = False,
-) -> StartedRanks:
-    environment = os.environ | settings_environment(settings)
-    memory, processes, ends, links = os.memfd_create("pageant-ranks"), [], [], []
-    for stage, rank in places:
-        pairs = [channel_pair(), *([link_pair()] if are_linked else [])]
-        theirs = [their.fileno() for _, their in pairs]
-        descriptors = [theirs[0], memory, *theirs[1:]]
-        program = [sys.executable, "-m", module, *map(str, (stage, rank, *descriptors))]
+@dataclass(slots=True)
+class SeatedRank:
+    """A process, and this end of its seat (`services.worker.seats`)."""
+
+    process: subprocess.Popen[bytes]
+    seat: socket.socket
+
+
+class SeatedRanks:
+    """Processes of this host that are ranks of one group after the other, with this process, which leads them all."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        places: Sequence[tuple[int, int]],  # stage and rank
+        numbers: Sequence[int],
+        module: str = "services.worker.rank",
+        *,
+        are_linked: bool = False,
+    ) -> None:
+        self._settings = settings
+        self._environment = os.environ | settings_environment(settings)
+        self._places = places
+        self._numbers = numbers
+        self._module = module
+        self._are_linked = are_linked
+        self._ranks: list[SeatedRank] = []
+        self._groups: deque[float] = deque(maxlen=MOST_GROUPS)  # when the last ones were made
+
+    @property
+    def may_form_again(self) -> bool:
+        """Whether ranks that are left keep what they have, unless groups have ended again and again.
+
+        Experts that were moved are not where a rank that begins has them, and stages number their orders together.
+        """
+        engine = self._settings.engine
+        able = not engine.has_stages and not engine.enable_eplb
+        is_soon = len(self._groups) == MOST_GROUPS and time.monotonic() - self._groups[0] < GROUPS_SECONDS
+        return able and not is_soon
+
+    def next_group(self) -> StartedRanks:
+        """With those that are left of the last one, and others in the place of those that have ended."""
+        self._groups.append(time.monotonic())
+        memory = os.memfd_create("pageant-ranks")
+        ends, links, ranks = [], [], []
+        for index, place in enumerate(self._places):
+            rank = self._ranks[index] if self._ranks else None
+            if rank is None or rank.process.poll() is not None:
+                rank = self._begin(place)
+            ranks.append(rank)
+            pairs = [channel_pair(), *([link_pair()] if self._are_linked else [])]
+            theirs = [their.fileno() for _, their in pairs]
+            with contextlib.suppress(OSError):  # it has ended meanwhile, which its process will say
+                give(rank.seat, [theirs[0], memory, *theirs[1:]])
+            for _, their in pairs:
+                their.close()
+            ends.append(pairs[0][0])
+            links += [mine for mine, _ in pairs[1:]]
+        self._ranks = ranks
+        processes = tuple(one.process for one in ranks)
+        return StartedRanks(memory, processes, tuple(ends), tuple(links), self._numbers, self)
+
+    def dismiss(self) -> None:
+        """They leave, once their group has ended."""
+        for rank in self._ranks:
+            rank.seat.close()
+
+    def _begin(self, place: tuple[int, int]) -> SeatedRank:
+        mine, theirs = seat_pair()
+        program = [sys.executable, "-m", self._module, *map(str, (*place, theirs.fileno()))]
         command = [sys.executable, "-S", "-E", str(LAUNCH), str(os.getpid()), *program]
-        processes.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, pass_fds=descriptors))
-        for _, their in pairs:
-            their.close()
-        ends.append(pairs[0][0])
-        links += [mine for mine, _ in pairs[1:]]
-    return StartedRanks(memory, tuple(processes), tuple(ends), tuple(links), numbers)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=self._environment, pass_fds=[theirs.fileno()])
+        theirs.close()
+        return SeatedRank(process, mine)
 
 
 def start_early() -> Started:

@@ -70,9 +70,18 @@ class WatchedRanks(LeadingRanks, ABC):
         error = channel.watch(SILENCE)
         if isinstance(error, SilentRankError):
             log.error("rank_silent", rank=channel.name, reason=str(error))
+            self.on_silence(channel)
             self.fail(str(error), abi.RANK_SILENT)
         else:
             self.on_end(channel, error)
+
+    @property
+    def may_form_again(self) -> bool:
+        """Whether those that are left can be in another group, now that this one has ended."""
+        return False
+
+    def on_silence(self, channel: Channel) -> None:
+        """Nothing comes from a rank any more."""
 
     @abstractmethod
     def on_end(self, channel: Channel, error: FatalError) -> None:
@@ -83,18 +92,42 @@ class RankGroup(WatchedRanks):
     """Whose ranks are processes of this host."""
 
     def __init__(self, started: StartedRanks, on_failure: Callable[[], None]) -> None:
+        self._seats = started.seats
         numbers = started.numbers or range(1, 1 + len(started.ends))
         channels = [Channel(end, f"rank {rank}") for rank, end in zip(numbers, started.ends, strict=True)]
         super().__init__(channels, 1 + len(channels), started.memory, on_failure)
         self.processes = started.processes
         self._sockets = started.links  # kept open as long as their descriptors are used
         self.links = [one.fileno() for one in self._sockets]
+        self._silent: list[RankProcess] = []
         for rank, process in zip(numbers, self.processes, strict=True):
             threading.Thread(target=self._watch, args=(rank, process), name=f"rank {rank}", daemon=True).start()
+
+    @property
+    def may_form_again(self) -> bool:
+        return bool(self.failure) and self._seats is not None and self._seats.may_form_again
+
+    def next_group(self) -> StartedRanks:
+        """Once this one is left."""
+        assert self._seats is not None
+        return self._seats.next_group()
+
+    def leave(self) -> None:
+        """This group, which has ended, but not its processes; those that are silent are killed."""
+        self._leaving = True
+        self._hang_up()
+        for process in self._silent:
+            process.kill()
+            process.wait(LEAVE_SECONDS)
+        os.close(self.memory)
+        for one in self._sockets:
+            one.close()
 
     def close(self) -> None:
         """The others leave; those that do not are killed, also where they are stopped."""
         self._leaving = True
+        if self._seats is not None:
+            self._seats.dismiss()
         if self.model is not None:
             self.model.end()
         else:
@@ -107,6 +140,9 @@ class RankGroup(WatchedRanks):
         super().close()
         for one in self._sockets:
             one.close()
+
+    def on_silence(self, channel: Channel) -> None:
+        self._silent += [process for process, own in zip(self.processes, self._channels, strict=True) if own is channel]
 
     def on_end(self, channel: Channel, error: FatalError) -> None:
         """Its process ends too, and says more."""
@@ -169,6 +205,10 @@ class StagesOfRanks(StageRanks):
     @property
     def failure(self) -> str:
         return self.within.failure or self.others.failure
+
+    @property
+    def may_form_again(self) -> bool:
+        return False
 
     def close(self) -> None:
         self.others.close()

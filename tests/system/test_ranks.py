@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ def test_a_killed_rank_changes_no_text(tmp_path: Path) -> None:
         wanted = texts(running.generate(requests))
         first = running.pids("worker")
         assert texts(asyncio.run(killed(running))) == wanted
-        assert running.pids("worker") != first, "a group ends with its rank"
+        assert running.pids("worker") == first, "the leader goes on with another rank"
         (follower,) = followers(running)
         running.kill("worker")
         deadline = time.monotonic() + PATIENCE
@@ -66,6 +66,51 @@ def test_a_killed_rank_changes_no_text(tmp_path: Path) -> None:
         lines = running.logs()
     assert [(line["rank"], line["status"]) for line in lines if line["event"] == "rank_ended"] == [(1, -9)]
     assert any("rank 1 of the group has ended" in line.get("error", "") for line in lines if line["event"] == "fatal")
+
+
+def loads(running: Troupe) -> int:
+    return sum(line["event"] == "model_loaded" and line["service"] != "draft" for line in running.logs())
+
+
+def until(running: Troupe, condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 3 * PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+    running.until_serving()
+
+
+def test_those_that_are_left_keep_what_they_have_read(tmp_path: Path) -> None:
+    """Of three ranks one is killed, then one is frozen; where ranks end again and again, all begin anew."""
+    request = [ask("One day", max_tokens=60, temperature=0.9, seed=1, ignore_eos=True)]
+    options = (*OPTIONS, "--num-threads", "1", "--resume-timeout", "120")
+    with troupe(tmp_path, *options, "--tensor-parallel-size", "3") as running:
+        wanted, leader = texts(running.generate(request)), running.pids("worker")
+        first, second = followers(running)
+        assert loads(running) == 3
+
+        os.kill(first, signal.SIGKILL)
+        until(running, lambda: loads(running) == 4, "a rank in its place reads the model")
+        assert texts(running.generate(request)) == wanted
+        assert running.pids("worker") == leader and second in followers(running) and first not in followers(running)
+
+        os.kill(second, signal.SIGSTOP)
+        until(running, lambda: loads(running) == 5, "a frozen rank is given up")
+        assert texts(running.generate(request)) == wanted
+        assert running.pids("worker") == leader and second not in followers(running) and not lives(second)
+
+        begun = time.monotonic()
+        while running.pids("worker") == leader:  # what begins is killed before it has read anything
+            assert time.monotonic() < begun + 3 * PATIENCE, "not for ever"
+            for pid in followers(running)[-1:]:
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(0.1)
+        running.until_serving()
+        assert texts(running.generate(request)) == wanted
+        events = [line["event"] for line in running.logs()]
+        last = followers(running)
+    assert events.count("group_forms_again") >= 3
+    assert not any(map(lives, last)), "none is left behind"
 
 
 @contextmanager
