@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from engine.description.names import Part, TensorMap
+from engine.description.ranks import why_not_in_torch
 from engine.description.reading import read_config
 from engine.description.spec import ModelSpec
 from engine.description.stages import why_not_divided
@@ -38,12 +39,14 @@ from engine.loading.memory import MemoryPlan, block_bytes, cpu_budget, gpu_budge
 from engine.loading.profile import most_positions, peak_activation
 from engine.loading.ranks import Ranks, build_part, join
 from engine.loading.stages import StageRanks, build_stage, join_ranked_stages, join_stages
+from engine.loading.torch_ranks import build_torch_part, join_torch
 from engine.lora.adapter import LoraAdapter, Take, read_adapter
 from engine.modeling.assembly import build_decoder
 from engine.modeling.decoder import Decoder
 from engine.modeling.kv_pool import KVPool
 from engine.modeling.model import HoldsAdapters, KeepsStates, Model
 from engine.modeling.native import NativeDecoder, build_native
+from engine.modeling.torch_ranks import TorchRankDecoder
 from engine.sampling.sampler import Sampler
 from engine.weights.digest import DigestMemory, user_memory
 from engine.weights.formats import name_of
@@ -162,11 +165,15 @@ def load_model(
         fingerprint = make_fingerprint(settings, directory, spec, source.quantisation, backend, watched.value())
     log.info("model_loaded", model=settings.engine.model_name, **backend.description)
     head = None if found_head is None else build_head(settings, found_head, directory, model, backend, max_model_len)
-    layer_bytes = backend.layout(spec).layer_bytes(settings.memory.block_size)  # of all ranks together
+    shared = spec if backend.device.type == "cpu" else model.spec  # each rank has a GPU, all together one CPU's memory
+    layer_bytes = backend.layout(shared).layer_bytes(settings.memory.block_size)
     windows = spec.windows(max_model_len) if has_windows else ()
     plan = plan_pool(settings, model, max_model_len, windows, layer_bytes, head, spec)
     if ranks is not None and part is not None and fingerprint is not None:
-        if isinstance(ranks, StageRanks):
+        if isinstance(part, TorchRankDecoder):
+            assert not isinstance(ranks, StageRanks)
+            model, plan = join_torch(ranks, part, plan, fingerprint)
+        elif isinstance(ranks, StageRanks):
             model, plan = join_ranked_stages(ranks, settings, backend, spec, part, plan, fingerprint)
         elif settings.engine.has_stages:
             model, plan = join_stages(ranks, part, plan, fingerprint)
@@ -184,7 +191,8 @@ def check_ranks(settings: Settings, spec: ModelSpec) -> None:
     engine = settings.engine
     stages, ranks = engine.pipeline_parallel_size, engine.tensor_parallel_size
     whole, redundant = engine.enable_expert_parallel, engine.num_redundant_experts
-    if why := why_not_divided(spec, stages, ranks, whole_experts=whole, redundant=redundant):
+    why = why_not_divided(spec, stages, ranks, whole_experts=whole, redundant=redundant)
+    if why := why or (why_not_in_torch(spec) if engine.has_torch_ranks else ""):
         raise ConfigError(why)
 
 
@@ -196,11 +204,15 @@ def _build_part(
     source: WeightSource,
     max_model_len: int,
     watched: DigestedSource | None,
-) -> NativeDecoder:
+) -> NativeDecoder | TorchRankDecoder:
     reads_all = watched is not None and watched.is_reading
     own = ranks.ranks if isinstance(ranks, StageRanks) else ranks
     engine = settings.engine
     place = replace(own.place, whole_experts=engine.enable_expert_parallel, redundant=engine.num_redundant_experts)
+    if engine.has_torch_ranks:
+        return build_torch_part(
+            engine, own.place, backend, spec, source, max_positions=max_model_len, reads_all=reads_all
+        )
     if isinstance(ranks, StageRanks):
         stage, rank = ranks.stage, place
     elif settings.engine.has_stages:

@@ -5,9 +5,9 @@ Two measures take that away where it was measured (MKL, AVX-512): rows padded to
 summed in chunks of at most 512, in order.  Other machines may differ, so every weight shape is checked once at load,
 and falls back to smaller tiles of rows: 16 at a time, and at last one at a time, which is invariant by construction.
 
-Nor does an output feature depend on how many are multiplied together, so that ranks which have some of them each compute
-the bits of one process.  A BLAS (MKL, AVX2) sums otherwise for fewer than 12, so narrow weights are padded to 16;
-`columns_are_alone` checks it for the sizes of a model.
+Nor does an output feature depend on how many are multiplied together, so that ranks which have some of them each
+compute the bits of one process.  A BLAS (MKL, AVX2) sums otherwise for fewer than 12, so narrow weights are padded to
+16; `columns_are_alone` checks it for the sizes of a model.
 """
 
 from __future__ import annotations

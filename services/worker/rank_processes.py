@@ -9,7 +9,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +21,7 @@ from shared.errors import PageantError
 from shared.logging import setup_logging
 from shared.ranks.handshake import group_key
 
+GPUS = "CUDA_VISIBLE_DEVICES"  # the CUDA driver's own
 LAUNCH = Path(__file__).resolve().parents[1] / "cli" / "launch.py"
 
 
@@ -80,7 +81,8 @@ def start_stage(settings: Settings, stage: int) -> StartedRanks:
     """The ranks that share memory with this process, which leads them."""
     ranks = settings.engine.tensor_parallel_size
     numbers = range(stage * ranks + 1, (stage + 1) * ranks)
-    return _start(settings, "services.worker.rank", [(stage, rank) for rank in range(1, ranks)], numbers)
+    places = [(stage, rank) for rank in range(1, ranks)]
+    return _start(settings, "services.worker.rank", places, numbers, are_linked=settings.engine.has_torch_ranks)
 
 
 def _start_stages(settings: Settings) -> StartedRanks:
@@ -108,12 +110,20 @@ def _start(
         descriptors = [theirs[0], memory, *theirs[1:]]
         program = [sys.executable, "-m", module, *map(str, (stage, rank, *descriptors))]
         command = [sys.executable, "-S", "-E", str(LAUNCH), str(os.getpid()), *program]
-        processes.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, pass_fds=descriptors))
+        own = environment | (own_gpu(rank, environment) if settings.engine.device == "cuda" else {})
+        processes.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, env=own, pass_fds=descriptors))
         for _, their in pairs:
             their.close()
         ends.append(pairs[0][0])
         links += [mine for mine, _ in pairs[1:]]
     return StartedRanks(memory, tuple(processes), tuple(ends), tuple(links), numbers)
+
+
+def own_gpu(rank: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """What shows a rank its GPU alone; the leader, rank 0, uses the first of all."""
+    visible = environment.get(GPUS, "")
+    names = visible.split(",") if visible else [str(number) for number in range(rank + 1)]
+    return {GPUS: names[rank] if rank < len(names) else ""}
 
 
 def start_early() -> Started:
