@@ -6,6 +6,7 @@ Every call is collective: all ranks make the same calls in the same order.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -105,7 +106,11 @@ class Collectives:
                 return
             self._ended = reason
         backend = self._backend
-        if backend is not None and backend.name() == "nccl":  # what is in flight on the GPU would never end
+        if backend is None or reason == abi.LEFT:
+            return
+        # Never destroyed: its destructor would wait for what a frozen rank owes, and this process could not end.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(backend))
+        if backend.name() == "nccl":  # what is in flight on the GPU would never end
             backend.abort()
 
     @property

@@ -139,6 +139,8 @@ def _check_torch_ranks(engine: EngineSettings) -> None:
     for field in ("enable_expert_parallel", "enable_sequence_parallel"):
         if getattr(engine, field):
             raise ConfigError(f"{field} is for native kernels on a CPU, not for {torch}")
+    if engine.attention_backend not in ("auto", "triton"):
+        raise ConfigError(f"attention_backend {engine.attention_backend!r} does not serve {torch}; use triton")
     if engine.executor == "ray":
         raise ConfigError(f"executor is 'ray', which places no {torch}: use local or hosts")
 

@@ -148,6 +148,7 @@ def test_one_process_has_no_experts_to_divide() -> None:
         ({"dbo_token_threshold": 0}, "^dbo_token_threshold must be at least 1, got 0"),
         ({"enable_sequence_parallel": True, "kernels": "torch"}, "^enable_sequence_parallel is for native kernels"),
         ({"enable_expert_parallel": True, "device": "cuda"}, "^enable_expert_parallel is for native kernels"),
+        ({"attention_backend": "flashinfer", "device": "cuda"}, "^attention_backend 'flashinfer' does not serve"),
         ({"executor": "ray", "kernels": "torch"}, "^executor is 'ray', which places no ranks that compute with torch"),
     ],
 )
