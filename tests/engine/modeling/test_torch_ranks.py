@@ -11,11 +11,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from engine.description.ranks import Place
+from engine.description.reading import read_config
+from engine.loading.backend import choose_backend
 from engine.loading.load import load_runner
+from engine.loading.torch_ranks import build_torch_part
+from engine.modeling.batch import StepBatch
 from engine.modeling.dual_batch import DualBatch
+from engine.weights.source import open_weights
 from shared.config import Settings
 from shared.errors import ConfigError, FatalError
 from shared.sampling import SamplingParams
@@ -220,6 +227,27 @@ def test_mixtures_are_refused_in_a_line(tmp_path: Path) -> None:
         ranked(settings_of(tmp_path), 2),
     ):
         raise AssertionError("it has loaded")
+
+
+@torch.inference_mode()
+def test_a_rank_alone_computes_with_zeros_for_the_others() -> None:
+    """As the profile of a GPU's memory does, before ranks have met."""
+    settings = settings_of(MODEL, dtype="float32", tensor_parallel_size=2)
+    spec, batch = read_config(MODEL), prompt_of(20)
+    source = open_weights("auto", MODEL, spec)
+    backend = choose_backend(settings, spec, source.dtype)
+    model = build_torch_part(settings.engine, Place(1, 2), backend, spec, source, max_positions=64, reads_all=False)
+    model.allocate(4, 8)
+    hidden = model.forward(batch)
+    assert hidden.shape == (20, spec.hidden_size) and bool(hidden.isfinite().all())
+    assert model.logits(hidden).shape == (20, spec.vocab_size)
+    assert model.greedy(hidden).shape == (20,)
+
+
+def prompt_of(length: int) -> StepBatch:
+    one = np.zeros(1, np.int64)
+    tokens = torch.arange(length)[None]
+    return StepBatch(one, one, one + length, one + length, tokens, np.arange(4)[None], block_size=8)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
