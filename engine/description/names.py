@@ -22,13 +22,15 @@ class Part:
     absorbed: bool = False  # its rows, once taken, are columns: a map of keys that queries go through backwards
     plus_one: bool = False  # stored as what is added to one
     cut: slice | None = None  # of the rows that the slot wants, after all of that: those of one rank of a group
+    columns: slice | None = None  # of the input features that the slot wants: those of one rank that adds with others
 
     @property
     def is_whole(self) -> bool:
         """Whether the stored tensor is just what the slot wants."""
         if self.transposed or self.absorbed or self.plus_one:
             return False
-        return self.expert is None and self.rows is None and self.head_order is None and self.cut is None
+        pieces = (self.expert, self.rows, self.head_order, self.cut, self.columns)
+        return all(piece is None for piece in pieces)
 
     @property
     def wanted(self) -> Shape:
@@ -42,6 +44,8 @@ class Part:
             shape = (shape[0] // self.head_rows * len(self.head_order), *shape[1:])
         if self.cut is not None:
             shape = (len(range(*self.cut.indices(shape[0]))), *shape[1:])
+        if self.columns is not None:
+            shape = (shape[0], len(range(*self.columns.indices(shape[1]))))
         return shape[::-1] if self.absorbed else shape
 
 

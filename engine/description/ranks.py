@@ -3,6 +3,9 @@
 No sum is cut, so a group computes what one process does, bit for bit.  Shares need not be equal: each rank has whole
 KV heads, and output features in panels of the native kernels.  Experts are cut as other linears are, or each rank has
 some of them whole.
+
+Ranks that reduce (`Place.reduces`) cut the linears that give residuals by input features, and add what each makes of
+them: fewer exchanges, and other bits.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ class Place:
     ranks: int
     whole_experts: bool = False  # it has some of a mixture's experts, and of others nothing
     redundant: int = 0  # experts that the ranks together have more than the mixture, each of another rank's
+    reduces: bool = False  # ranks add partial sums of what is added to the residual
 
     @property
     def leads(self) -> bool:
@@ -35,6 +39,13 @@ class Place:
         units = -(-count // unit)
         begin, end = (units * rank // self.ranks * unit for rank in (self.rank, self.rank + 1))
         return slice(begin, min(end, count))
+
+
+def why_not_in_torch(spec: ModelSpec) -> str:
+    """What keeps a model that can be cut from ranks that compute with torch; empty where nothing does."""
+    if any(layer.mlp.experts for layer in spec.layers):
+        return "mixtures of experts are cut into ranks on native kernels alone (kernels auto or native, on a CPU)"
+    return ""
 
 
 def why_not_cut(spec: ModelSpec, ranks: int, *, whole_experts: bool = False, redundant: int = 0) -> str:
@@ -105,6 +116,11 @@ def all_held(experts: ExpertsSpec, place: Place) -> list[tuple[int, ...]]:
     return [tuple(sorted(one)) for one in every]
 
 
+def widths(place: Place, count: int, unit: int = 1, size: int = 1) -> tuple[int, ...]:
+    """Features of each rank, of `count` things of `size` features that are shared in whole units."""
+    return tuple(size * _length(replace(place, rank=rank).share(count, unit)) for rank in range(place.ranks))
+
+
 def first_heads(heads: AttentionSpec, place: Place) -> int:
     """Query heads of the whole model before the rank's."""
     return int(place.share(heads.num_kv_heads).start) * heads.group
@@ -137,6 +153,9 @@ def _cut_slots(spec: ModelSpec, layer: LayerSpec, parts: LayerParts, place: Plac
             each = len(whole) // layer.mlp.experts.count
             kept = all_held(layer.mlp.experts, place)[place.rank]
             yield slot, tuple(part for expert in kept for part in whole[expert * each : (expert + 1) * each])
+        elif name in HIDDEN_SLOTS and place.reduces:
+            features = _times(queries, heads.head_dim) if name == "output" else inner
+            yield slot, whole if slot != name else tuple(replace(part, columns=features) for part in whole)
         elif name in HIDDEN_SLOTS:
             yield slot, tuple(replace(part, cut=hidden) for part in whole)
         elif name == "gate_up":
@@ -160,6 +179,11 @@ def _cut_heads(heads: AttentionSpec, parts: Parts, queries: slice, keys: slice) 
         replace(part, cut=slice((first + share.start) * dims, (first + share.stop) * dims))
         for part, first, share in zip(each, firsts, shares, strict=False)
     )
+
+
+def _times(share: slice, size: int) -> slice:
+    """Of things that have `size` features each."""
+    return slice(share.start * size, share.stop * size)
 
 
 def _length(share: slice) -> int:

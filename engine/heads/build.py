@@ -17,6 +17,7 @@ from engine.heads.native import NativeAround, NativeHead, readable
 from engine.heads.source import HeadSource
 from engine.modeling.assembly import DecoderReader, torch_layout
 from engine.modeling.decoder import Decoder
+from engine.modeling.embedding import StoredRows
 from engine.modeling.native import NativeDecoder, make_rotation
 from engine.modeling.native_layers import LayerPacker
 from engine.modeling.rope import build_rope_table
@@ -104,7 +105,7 @@ def build_torch_head(
     layers = Decoder(
         spec=described,
         kernels=kernels,
-        embedding=embedding,
+        embed=StoredRows(embedding),
         positions=None,
         layers=[
             reader.layer(layer, parts) for layer, parts in zip(described.layers, source.tensors.layers, strict=True)

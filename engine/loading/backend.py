@@ -196,7 +196,7 @@ def _set_threads(settings: EngineSettings, native: Native | None) -> int:
     cores = usable_cores()
     count = settings.num_threads or max(1, cores // settings.ranks_here)
     if native is None:
-        if settings.num_threads:
+        if settings.num_threads or settings.ranks_here > 1:
             torch.set_num_threads(count)
         return torch.get_num_threads()
     alone = settings.ranks_here == 1

@@ -16,6 +16,7 @@ import torch
 
 from engine.description.spec import ModelSpec
 from engine.loading.backend import Backend, usable_cores
+from engine.loading.torch_ranks import class_of_ranks
 from engine.weights.digest import DigestMemory, WeightDigest, identity_of
 from engine.weights.formats import Formats, name_of
 from engine.weights.quantised.form import Quantisation
@@ -100,7 +101,7 @@ def make_fingerprint(
         weights=weights,
         config=digest_of(described.encode()),
         executor=_executor(backend),
-        numeric_class=_numeric_class(backend),
+        numeric_class=_numeric_class(backend) + class_of_ranks(engine, backend, spec),
         dtype=name_of(backend.formats.compute),
         quantization=backend.formats.quantization,
         kv_cache_dtype=name_of(backend.formats.kv),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,9 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.description.names import Part, TensorMap
-from engine.description.reading import read_config
 from engine.description.spec import ModelSpec
-from engine.description.stages import why_not_divided
 from engine.execution.adapters import AdapterBank
 from engine.execution.device_tables import DeviceTables
 from engine.execution.pooling import Classifier
@@ -30,32 +27,28 @@ from engine.execution.rows import RowTable
 from engine.execution.runner import ModelRunner
 from engine.heads.drafter import HeadDrafter
 from engine.heads.model import HeadModel
-from engine.loading.backend import Backend, choose_backend
-from engine.loading.fingerprint import DigestedSource, make_fingerprint
-from engine.loading.graphs import CudaRecorder, GraphedDecoder, Size
-from engine.loading.heads import build_head, find_head
+from engine.loading.backend import Backend
+from engine.loading.graphs import GraphedDecoder, Size
 from engine.loading.memory import MemoryPlan, block_bytes, cpu_budget, gpu_budget, plan_memory
-from engine.loading.profile import most_positions, peak_activation
-from engine.loading.ranks import Ranks, build_part, join
-from engine.loading.stages import StageRanks, build_stage, join_ranked_stages, join_stages
+from engine.loading.profile import peak_activation
+from engine.loading.ranks import Ranks, join
+from engine.loading.reading import KeptPart, read_model
+from engine.loading.stages import StageRanks, join_ranked_stages, join_stages
+from engine.loading.torch_ranks import join_torch
 from engine.lora.adapter import LoraAdapter, Take, read_adapter
-from engine.modeling.assembly import build_decoder
-from engine.modeling.decoder import Decoder
 from engine.modeling.kv_pool import KVPool
 from engine.modeling.model import HoldsAdapters, KeepsStates, Model
-from engine.modeling.native import NativeDecoder, build_native
+from engine.modeling.torch_ranks import TorchRankDecoder
 from engine.sampling.sampler import Sampler
 from engine.weights.digest import DigestMemory, user_memory
 from engine.weights.formats import name_of
-from engine.weights.source import Progress, WeightSource, has_codes, open_weights
+from engine.weights.source import Progress, open_weights
 from shared.automata.vocabulary import Vocabulary, load_vocabulary
-from shared.config import AdapterSettings, MemorySettings, SchedulingSettings, Settings
+from shared.config import AdapterSettings, MemorySettings, Settings
 from shared.errors import ConfigError
 from shared.messages.control import SlidingPool, WorkerCapacity
 from shared.messages.fingerprint import Fingerprint
 from shared.model_source import resolve_model_dir
-
-MAX_GRAPH_TOKENS = 512  # beyond, a step takes so long that its launches do not show
 
 log = structlog.get_logger()
 
@@ -132,29 +125,6 @@ def _load_vocabulary(model: str, size: int, eos_token_ids: Sequence[int]) -> Voc
     return load_vocabulary(resolve_model_dir(model), size, eos_token_ids)
 
 
-@dataclass(frozen=True, slots=True)
-class ReadModel:
-    """What has been read of a checkpoint, before there is memory for what it computes."""
-
-    directory: Path
-    spec: ModelSpec
-    max_model_len: int
-    source: WeightSource
-    backend: Backend
-    model: Model
-    part: NativeDecoder | None  # of a group
-    classifier: Classifier | None
-    fingerprint: Fingerprint | None
-    head: HeadModel | None
-
-
-@dataclass(slots=True)
-class KeptPart:
-    """What a rank has read, for the next group that it is in, where one ends without it."""
-
-    read: ReadModel | None = None
-
-
 def load_model(
     settings: Settings,
     *,
@@ -174,15 +144,19 @@ def load_model(
     """
     read = None if kept is None else kept.read
     if read is None:
-        read = _read_model(settings, longest, progress, digests, ranks)
+        read = read_model(settings, longest, progress, digests, ranks)
         if kept is not None:
             kept.read = read
     spec, backend, model = read.spec, read.backend, read.model
-    layer_bytes = backend.layout(spec).layer_bytes(settings.memory.block_size)  # of all ranks together
+    shared = spec if backend.device.type == "cpu" else model.spec  # each rank has a GPU, all together one CPU's memory
+    layer_bytes = backend.layout(shared).layer_bytes(settings.memory.block_size)
     windows = spec.windows(read.max_model_len) if has_windows else ()
     plan = plan_pool(settings, model, read.max_model_len, windows, layer_bytes, read.head, spec)
     if ranks is not None and read.part is not None and read.fingerprint is not None:
-        if isinstance(ranks, StageRanks):
+        if isinstance(read.part, TorchRankDecoder):
+            assert not isinstance(ranks, StageRanks)
+            model, plan = join_torch(ranks, read.part, plan, read.fingerprint)
+        elif isinstance(ranks, StageRanks):
             model, plan = join_ranked_stages(ranks, settings, backend, spec, read.part, plan, read.fingerprint)
         elif settings.engine.has_stages:
             model, plan = join_stages(ranks, read.part, plan, read.fingerprint)
@@ -193,76 +167,6 @@ def load_model(
     adapters = None if digests is None else make_bank(settings.adapters, model, read.source.tensors, take)
     found = assemble(settings, model, backend, plan, read.fingerprint, adapters, read.head)
     return msgspec.structs.replace(found, classifier=read.classifier)
-
-
-def _read_model(
-    settings: Settings,
-    longest: int,
-    progress: Progress | None,
-    digests: DigestMemory | None,
-    ranks: Ranks | StageRanks | None,
-) -> ReadModel:
-    """As `load_model` has it."""
-    directory = resolve_model_dir(settings.engine.model)
-    spec = read_config(directory)
-    check_ranks(settings, spec)
-    found_head = None if digests is None else find_head(settings, directory, spec)
-    max_model_len = _wanted_model_len(settings.scheduling, spec)
-    max_model_len = min(max_model_len, longest or max_model_len)
-    source = open_weights(settings.engine.load_format, directory, spec, progress=progress)
-    codes = has_codes(spec, source)
-    backend = choose_backend(settings, spec, source.dtype, quantised=source.quantisation is not None, codes=codes)
-    watched = DigestedSource(source, backend.native, digests) if digests is not None else None
-    part = None if ranks is None else _build_part(settings, ranks, backend, spec, source, max_model_len, watched)
-    model = with_graphs(settings, backend, part or build(backend, spec, source, max_model_len))
-    classifier = read_classifier(spec, source, backend.device)
-    fingerprint = None
-    if watched is not None:
-        fingerprint = make_fingerprint(settings, directory, spec, source.quantisation, backend, watched.value())
-    log.info("model_loaded", model=settings.engine.model_name, **backend.description)
-    head = None if found_head is None else build_head(settings, found_head, directory, model, backend, max_model_len)
-    return ReadModel(directory, spec, max_model_len, source, backend, model, part, classifier, fingerprint, head)
-
-
-def check_ranks(settings: Settings, spec: ModelSpec) -> None:
-    """Raises ConfigError where the model cannot be cut into as many ranks as are asked for."""
-    engine = settings.engine
-    stages, ranks = engine.pipeline_parallel_size, engine.tensor_parallel_size
-    whole, redundant = engine.enable_expert_parallel, engine.num_redundant_experts
-    if why := why_not_divided(spec, stages, ranks, whole_experts=whole, redundant=redundant):
-        raise ConfigError(why)
-
-
-def _build_part(
-    settings: Settings,
-    ranks: Ranks | StageRanks,
-    backend: Backend,
-    spec: ModelSpec,
-    source: WeightSource,
-    max_model_len: int,
-    watched: DigestedSource | None,
-) -> NativeDecoder:
-    reads_all = watched is not None and watched.is_reading
-    own = ranks.ranks if isinstance(ranks, StageRanks) else ranks
-    engine = settings.engine
-    place = replace(own.place, whole_experts=engine.enable_expert_parallel, redundant=engine.num_redundant_experts)
-    if isinstance(ranks, StageRanks):
-        stage, rank = ranks.stage, place
-    elif settings.engine.has_stages:
-        stage, rank = ranks.place, None
-    else:
-        return build_part(place, backend, spec, source, max_positions=max_model_len, reads_all=reads_all)
-    return build_stage(stage, backend, spec, source, max_positions=max_model_len, reads_all=reads_all, rank=rank)
-
-
-def read_classifier(spec: ModelSpec, source: WeightSource, device: torch.device) -> Classifier | None:
-    """None where the model generates."""
-    part = source.tensors.classifier
-    if part is None:
-        return None
-    weight = source.take(part).to(device, torch.float32, copy=True)
-    source.release()
-    return Classifier(weight, spec.label_activation)
 
 
 def _take(load_format: str, directory: Path, spec: ModelSpec, part: Part) -> Tensor:
@@ -285,31 +189,6 @@ def _read_adapter(
     return read_adapter(directory, spec, tensors, max_rank=max_rank, take=take)
 
 
-def build(backend: Backend, spec: ModelSpec, source: WeightSource, max_model_len: int) -> Model:
-    if backend.native is not None:
-        return build_native(spec, source, backend.formats, backend.native, max_positions=max_model_len)
-    return build_decoder(spec, source, backend.formats, backend.kernels, backend.device, max_positions=max_model_len)
-
-
-def with_graphs(settings: Settings, backend: Backend, model: Model) -> Model:
-    """The model, with decodes and verifications replayed as graphs on a GPU whose kernels allow it.
-
-    `enforce_eager` leaves the graphs out.
-    """
-    able = backend.device.type == "cuda" and backend.kernels.static_attention is not None
-    if (
-        settings.engine.enforce_eager
-        or settings.speculation.has_head
-        or not able
-        or not isinstance(model, Decoder)
-        or model.spec.has_states
-    ):
-        return model
-    longest = 1 if settings.speculation.draft == "off" else 1 + settings.speculation.max_num_draft_tokens
-    most = most_positions(settings.scheduling, settings.speculation)
-    return GraphedDecoder(model, CudaRecorder(), max_tokens=min(most, MAX_GRAPH_TOKENS), longest=longest)
-
-
 def show_progress(sizes: Sequence[Size]) -> Iterable[Size]:
     """A progress bar, on a terminal only."""
     if not sys.stderr.isatty():
@@ -317,14 +196,6 @@ def show_progress(sizes: Sequence[Size]) -> Iterable[Size]:
     from tqdm import tqdm
 
     return tqdm(sizes, desc="capturing graphs", unit="graph", leave=False)
-
-
-def _wanted_model_len(settings: SchedulingSettings, spec: ModelSpec) -> int:
-    if settings.max_model_len > spec.longest_model_len:
-        raise ConfigError(
-            f"max_model_len is {settings.max_model_len}, more than the model's {spec.longest_model_len} positions"
-        )
-    return settings.max_model_len or spec.max_position_embeddings
 
 
 def plan_pool(

@@ -38,6 +38,8 @@ from shared.ranks.channel import Channel
 MOST_TOKENS = 1 << 14  # of a step, at least: the scheduler's settings may be others; memory is there once it is used
 LOADING_SILENCE = 60.0  # seconds: a process that imports and reads files may be kept from saying anything
 
+WITH_TORCH = "kernels=torch, or device=cuda for a GPU for each rank, has ranks compute with torch"
+
 log = structlog.get_logger()
 
 
@@ -205,7 +207,7 @@ def build_part(
     """
     if backend.native is None:
         why = backend.no_native or f"the model runs on {backend.device.type}"
-        raise ConfigError(f"tensor_parallel_size is {place.ranks}, which needs native kernels, but {why}")
+        raise ConfigError(f"tensor_parallel_size is {place.ranks}, which needs native kernels, but {why}; {WITH_TORCH}")
     part = RankSource(source, spec, place)
     if place.whole_experts and (why := why_not_whole(spec, source.tensors, source.quantised_as)):
         raise ConfigError(why)

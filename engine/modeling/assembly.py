@@ -11,6 +11,7 @@ from engine.description.names import LayerParts, Part, Parts
 from engine.description.spec import NO_ROPE, AttentionSpec, DeltaNetSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelSpec
 from engine.description.tensors import PER_HEAD_SLOTS
 from engine.modeling.decoder import Decoder
+from engine.modeling.embedding import Embed, HeadRows, StoredRows
 from engine.modeling.kv_pool import KVLayout
 from engine.modeling.latent import LatentWeights
 from engine.modeling.layer_weights import AttentionWeights, DecoderLayer, DenseWeights, MixtureWeights, NormWeight
@@ -43,7 +44,12 @@ def build_decoder(
 
     Torch multiplies fastest in the format that it computes in, so weights are held in that, but for quantised ones.
     """
-    reader = DecoderReader(spec, source, formats, kernels, device)
+    return decoder_of(DecoderReader(spec, source, formats, kernels, device), max_positions=max_positions)
+
+
+def decoder_of(reader: DecoderReader, *, max_positions: int) -> Decoder:
+    """The same of what a reader makes of its checkpoint."""
+    spec, source, device = reader.spec, reader.source, reader.device
     tensors = source.tensors
     embedding = reader.matrix((tensors.embedding,))
     head = reader.head(embedding)
@@ -53,10 +59,10 @@ def build_decoder(
     source.release()
     return Decoder(
         spec=spec,
-        kernels=kernels,
-        embedding=None if tensors.head is None and formats.quantised_head else embedding,
+        kernels=reader.kernels,
+        embed=reader.embed(embedding, head),
         positions=positions,
-        layers=[reader.layer(layer, parts) for layer, parts in zip(spec.layers, tensors.layers, strict=True)],
+        layers=reader.layers(),
         norm=norm,
         head=head,
         ropes={
@@ -65,7 +71,7 @@ def build_decoder(
             )
             for index, dims in {heads.rotation for heads in spec.attentions}
         },
-        layout=torch_layout(spec, formats, device, source.kv_scales()),
+        layout=torch_layout(spec, reader.formats, device, source.kv_scales()),
     )
 
 
@@ -87,32 +93,41 @@ class DecoderReader:
         self._held = self.dtype if formats.quantised else formats.weights
         self._keeps_codes = formats.keeps_codes and kernels.pack_decoded is None
         self._narrow = formats.weights if formats.quantised else None
-        self._spec = spec
-        self._source = source
-        self._kernels = kernels
-        self._device = device
+        self.spec = spec
+        self.source = source
+        self.formats = formats
+        self.kernels = kernels
+        self.device = device
+
+    def embed(self, embedding: Tensor, head: LinearWeight) -> Embed:
+        """By `embedding`, or by the rows of the quantised head that is made of it."""
+        is_head = self.source.tensors.head is None and self.formats.quantised_head
+        return HeadRows(head, self.dtype) if is_head else StoredRows(embedding)
+
+    def layers(self) -> list[DecoderLayer]:
+        return [self.layer(*both) for both in zip(self.spec.layers, self.source.tensors.layers, strict=True)]
 
     def matrix(self, parts: Parts) -> Tensor:
         """Matrices below each other, rounded to the format that weights are held in, in the one that computes.
 
         On a CPU each is copied once to its place.
         """
-        if self._device.type != "cpu":
+        if self.device.type != "cpu":
             return _below([self._on_device(part, self._held).to(self.dtype) for part in parts])
         sizes = [part.wanted[0] for part in parts]
         joined = torch.empty((sum(sizes), *parts[0].wanted[1:]), dtype=self.dtype)
         for part, rows in zip(parts, torch.split(joined, sizes), strict=True):
-            self._source.copied(part, rows, rounded=self._held)
+            self.source.copied(part, rows, rounded=self._held)
         return joined
 
     def vector(self, parts: Parts) -> Tensor:
         """Vectors behind each other, in the format that computes."""
-        if self._device.type != "cpu":
+        if self.device.type != "cpu":
             return _below([self._on_device(part, self.dtype) for part in parts])
         sizes = [part.wanted[0] for part in parts]
         joined = torch.empty(sum(sizes), dtype=self.dtype)
         for part, piece in zip(parts, torch.split(joined, sizes), strict=True):
-            self._source.copied(part, piece)
+            self.source.copied(part, piece)
         return joined
 
     def norm(self, slot: str, parts: LayerParts) -> NormWeight | None:
@@ -137,7 +152,7 @@ class DecoderReader:
             mlp_output_norm=self.norm("mlp_output_norm", parts),
             scale=self.vector(parts["scale"]) if described.scaled else None,
         )
-        self._source.release()
+        self.source.release()
         return layer
 
     def _mixer(self, described: AttentionSpec | DeltaNetSpec, parts: LayerParts) -> AttentionWeights | DeltaWeights:
@@ -154,26 +169,26 @@ class DecoderReader:
     def _delta(self, described: DeltaNetSpec, parts: LayerParts) -> DeltaWeights:
         return DeltaWeights(
             described=described,
-            gates=self.projection("delta.gates", parts, self._kernels.pack_exact).weight,
+            gates=self.projection("delta.gates", parts, self.kernels.pack_exact).weight,
             taps=self.matrix(parts["delta.taps"]).squeeze(1).t().contiguous(),
             rate=self.vector(parts["delta.rate"]).float().exp(),
             step=self.vector(parts["delta.step"]).float(),
             norm=self.vector(parts["delta.norm"]),
-            eps=self._spec.norm.eps,
+            eps=self.spec.norm.eps,
         )
 
     def _ones(self, size: int) -> Tensor:
-        return torch.ones(size, dtype=self.dtype, device=self._device)
+        return torch.ones(size, dtype=self.dtype, device=self.device)
 
     def _head_norm(self, parts: LayerParts) -> HeadNorm | None:
         if "query_norm" not in parts:
             return None
         query, key = (self.vector(parts[slot]) for slot in ("query_norm", "key_norm"))
-        return HeadNorm(query, key, self._spec.norm.eps)
+        return HeadNorm(query, key, self.spec.norm.eps)
 
     def _latent(self, latent: LatentSpec, parts: LayerParts) -> LatentWeights:
         key_up, value_up = (
-            self._kernels.pack_heads([self.matrix((part,)) for part in parts[slot]]) for slot in PER_HEAD_SLOTS
+            self.kernels.pack_heads([self.matrix((part,)) for part in parts[slot]]) for slot in PER_HEAD_SLOTS
         )
         return LatentWeights(
             shape=latent,
@@ -191,38 +206,38 @@ class DecoderReader:
         return Projection(weight, None if bias is None else self.vector(bias))
 
     def _weight(self, parts: Parts) -> LinearWeight:
-        return self._kept(parts) or self._decoded(parts) or self._kernels.pack_linear(self.matrix(parts))
+        return self._kept(parts) or self._decoded(parts) or self.kernels.pack_linear(self.matrix(parts))
 
     def _kept(self, parts: Parts) -> LinearWeight | None:
         """As the codes that the checkpoint has; None: they are to be dequantised."""
-        codes = kept_codes(self._source, parts) if self._keeps_codes else None
-        return None if codes is None else linear_codes.pack_codes(joined(codes).to(self._device))
+        codes = kept_codes(self.source, parts) if self._keeps_codes else None
+        return None if codes is None else linear_codes.pack_codes(joined(codes).to(self.device))
 
     def _decoded(self, parts: Parts) -> LinearWeight | None:
         """As codes that become numbers while they are multiplied, or E4M3 that meets E4M3; None: they are to be
         dequantised, and where weights are quantised that again."""
         pack = self._pack_codes()
-        codes = decoded_codes(self._source, parts) if pack is not None else None
+        codes = decoded_codes(self.source, parts) if pack is not None else None
         if pack is None or codes is None or (self._narrow == INT4 and codes[0].bits != 4):
             return None
         try:
-            return pack(joined(codes).to(self._device))
+            return pack(joined(codes).to(self.device))
         except ValueError:  # of another kind, or parts that cannot be joined
             return None
 
     def _pack_codes(self) -> Callable[[Codes], LinearWeight] | None:
         if self._narrow == linear_fp8.FP8:
             return linear_fp8.pack_codes
-        return self._kernels.pack_decoded if self._narrow in (None, INT4) else None
+        return self.kernels.pack_decoded if self._narrow in (None, INT4) else None
 
     def head(self, embedding: Tensor) -> LinearWeight:
-        part = self._source.tensors.head
+        part = self.source.tensors.head
         if part is None:
-            return self._kernels.pack_output(embedding)
-        return self._kept((part,)) or self._decoded((part,)) or self._kernels.pack_output(self.matrix((part,)))
+            return self.kernels.pack_output(embedding)
+        return self._kept((part,)) or self._decoded((part,)) or self.kernels.pack_output(self.matrix((part,)))
 
     def _mixture(self, experts: ExpertsSpec, parts: LayerParts, *, gated: bool) -> MixtureWeights:
-        exact = self._kernels.pack_exact
+        exact = self.kernels.pack_exact
         return MixtureWeights(
             routing=Routing(
                 score=experts.score,
@@ -245,11 +260,11 @@ class DecoderReader:
         own = None if bias is None else torch.stack([self.vector(one) for one in _by_expert(bias, count)])
         if self._keeps_codes:  # then experts are multiplied one by one
             return ExpertWeights(tuple(map(self._weight, by_expert)), own)
-        return self._kernels.pack_experts([self.matrix(one) for one in by_expert], own)
+        return self.kernels.pack_experts([self.matrix(one) for one in by_expert], own)
 
     def _on_device(self, part: Part, dtype: torch.dtype) -> Tensor:
-        taken = self._source.take(part)  # kernels read rows, which one that was turned has not in memory
-        return taken.to(device=self._device, dtype=dtype, copy=True, memory_format=torch.contiguous_format)
+        taken = self.source.take(part)  # kernels read rows, which one that was turned has not in memory
+        return taken.to(device=self.device, dtype=dtype, copy=True, memory_format=torch.contiguous_format)
 
 
 def _below(pieces: list[Tensor]) -> Tensor:

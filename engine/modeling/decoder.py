@@ -14,6 +14,7 @@ from torch import Tensor
 from engine.description.spec import ModelSpec
 from engine.lora.adapter import LoraAdapter
 from engine.modeling.batch import Ints, StepBatch
+from engine.modeling.embedding import Embed
 from engine.modeling.inputs import PoolInputs, StepInputs, build_inputs
 from engine.modeling.kv_pool import KVLayout, KVPool, LayerPools, Sliding
 from engine.modeling.layer_weights import (
@@ -31,7 +32,6 @@ from engine.modeling.stacked_lora import StackedAdapters
 from kernels.interface import Kernels
 from kernels.ops.kv_cache import KVCache
 from kernels.ops.linear import LinearWeight
-from kernels.ops.linear_int8 import read_rows
 from kernels.ops.rotary_store import HeadNorm
 from kernels.ops.transfer import to_device
 
@@ -44,7 +44,7 @@ class Decoder:
         *,
         spec: ModelSpec,
         kernels: Kernels,
-        embedding: Tensor | None,  # [vocab_size, hidden_size]; None: the rows of the quantised head
+        embed: Embed,
         positions: Tensor | None,  # [max_position_embeddings, hidden_size], learned
         layers: Sequence[DecoderLayer],
         norm: NormWeight,
@@ -57,7 +57,7 @@ class Decoder:
         self.layout = layout
         self._layers = tuple(layers)
         self.windows = self._windows_by_pool((0,) * len(spec.attentions), 1)  # of the layers of each pool
-        self._embedding = embedding
+        self._embed_tokens = embed
         self._positions = positions
         self.norm = norm
         self.head = head
@@ -181,7 +181,13 @@ class Decoder:
         hidden: Tensor,  # [num_rows, hidden_size]
         adapters: Ints | None = None,  # [num_rows] places of held ones, or -1
     ) -> Tensor:  # [num_rows, vocab_size] float32
-        logits, cap = self._products(hidden, adapters).float(), self.spec.logit_softcap
+        return self.logits_of(self.products(hidden, adapters))
+
+    def logits_of(
+        self,
+        products: Tensor,  # [num_rows, vocab_size], with the head's weights
+    ) -> Tensor:  # [num_rows, vocab_size] float32
+        logits, cap = products.float(), self.spec.logit_softcap
         if self.spec.logit_scale != 1.0:
             logits = logits * self.spec.logit_scale
         return torch.tanh(logits / cap) * cap if cap else logits
@@ -193,13 +199,13 @@ class Decoder:
     ) -> Tensor:  # [num_rows] int64
         if self.spec.logit_softcap:
             return self.kernels.sampling.argmax(self.logits(hidden, adapters))
-        return self.kernels.sampling.argmax(self._products(hidden, adapters))
+        return self.kernels.sampling.argmax(self.products(hidden, adapters))
 
-    def _products(
+    def products(
         self,
         hidden: Tensor,  # [num_rows, hidden_size]
-        adapters: Ints | None,  # [num_rows]
-    ) -> Tensor:  # [num_rows, vocab_size]
+        adapters: Ints | None = None,  # [num_rows]
+    ) -> Tensor:  # [num_rows, vocab_size]: as many as the head has
         products = self.kernels.linear(hidden, self.head, None)
         weights = None if self._adapters is None else self._adapters.head()
         if adapters is None or weights is None:
@@ -207,10 +213,7 @@ class Decoder:
         return self.kernels.lora(hidden, products, weights, to_device(adapters, hidden.device))
 
     def _embed(self, inputs: StepInputs) -> Tensor:  # [num_tokens, hidden_size]
-        if self._embedding is None:
-            hidden = read_rows(self.head, inputs.token_ids).to(self.norm.weight.dtype)
-        else:
-            hidden = torch.nn.functional.embedding(inputs.token_ids, self._embedding)
+        hidden = self._embed_tokens(inputs.token_ids)
         if inputs.adapters is not None and self._adapters is not None:
             found = self._adapters.embedded(inputs.token_ids, inputs.adapters)
             hidden = hidden if found is None else self.kernels.lora(found[0], hidden, found[1], inputs.adapters)

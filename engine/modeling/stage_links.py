@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.modeling.batch import Ints, StepBatch
+from engine.modeling.step_orders import CopyOrder, StepOrder
 from kernels.cpu import abi
 from kernels.cpu.ranks import why_ended
 from shared.errors import FatalError
@@ -32,27 +32,7 @@ Octets = NDArray[np.uint8]
 NO_ROWS = np.zeros(0, np.uint8)
 
 
-class StageStep(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A step that every stage computes its layers of."""
-
-    number: int
-    computed: bytes  # [num_seqs] int64
-    scheduled: bytes  # [num_seqs] int64
-    tokens: bytes  # [num_tokens] int32
-    tables: bytes  # [num_seqs, num_pools, used] int32
-    used: int  # blocks of the longest sequence
-    seconds: list[float] = []  # that the stages so far have computed
-
-
-class StageCopy(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Blocks that every stage copies in its layers, before the steps behind it."""
-
-    number: int
-    pool: int
-    copies: list[tuple[int, int]]  # (source, destination)
-
-
-Order = StageStep | StageCopy
+Order = StepOrder | CopyOrder
 
 
 class Frame(NamedTuple):
@@ -61,26 +41,6 @@ class Frame(NamedTuple):
 
 
 _ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Order)
-
-
-def order_step(number: int, batch: StepBatch, num_pools: int) -> StageStep:
-    lengths, positions = batch.computed + batch.scheduled, positions_of(batch.computed, batch.scheduled)
-    tokens = batch.tokens.numpy()[np.repeat(batch.rows, batch.scheduled), positions]
-    used = -(-int(lengths.max()) // batch.block_size)
-    tables = batch.block_tables[batch.rows].reshape(len(batch.rows), num_pools, -1)[:, :, :used]
-    return StageStep(
-        number,
-        batch.computed.tobytes(),
-        batch.scheduled.tobytes(),
-        tokens.astype(np.int32).tobytes(),
-        tables.astype(np.int32).tobytes(),
-        used,
-    )
-
-
-def positions_of(computed: Ints, scheduled: Ints) -> Ints:  # [num_seqs] both -> [num_tokens]
-    firsts = np.cumsum(scheduled) - scheduled
-    return np.repeat(computed - firsts, scheduled) + np.arange(int(scheduled.sum()))
 
 
 class StageLink:
@@ -107,7 +67,7 @@ class StageLink:
             order: Order = _DECODER.decode(self._take(order_bytes).data)
         except msgspec.DecodeError as error:
             raise ConnectionError(f"what is no order: {error}") from error
-        most = len(order.tokens) // 4 * token_bytes if isinstance(order, StageStep) else 0
+        most = len(order.tokens) // 4 * token_bytes if isinstance(order, StepOrder) else 0
         if row_bytes not in (0, most):
             raise ConnectionError(f"{row_bytes} bytes of rows in the place of {most}")
         return Frame(order, self._take(row_bytes) if row_bytes else NO_ROWS)

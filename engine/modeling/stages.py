@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Sequence
 
 import msgspec
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,16 +18,8 @@ from engine.modeling.batch import Ints, StepBatch
 from engine.modeling.kv_pool import KVPool, Sliding
 from engine.modeling.native import NativeDecoder
 from engine.modeling.ranks import RankDecoder, RankedPool
-from engine.modeling.stage_links import (
-    Frame,
-    Octets,
-    StageCopy,
-    StageLink,
-    StageRing,
-    StageStep,
-    order_step,
-    positions_of,
-)
+from engine.modeling.stage_links import Frame, Octets, StageLink, StageRing
+from engine.modeling.step_orders import CopyOrder, OrderedBatches, StepOrder, copy_blocks, order_step
 from kernels.cpu import abi
 from kernels.cpu.ranks import why_ended
 from shared.errors import FatalError
@@ -108,16 +99,16 @@ class StagedDecoder:
         """From any thread."""
         self._ring.end(reason)
 
-    def _due_step(self) -> tuple[StageStep, Octets]:
+    def _due_step(self) -> tuple[StepOrder, Octets]:
         """Copies before it are made; they stand where the scheduler put them in the order of steps."""
         while True:
             frame = self._ring.take()
-            if isinstance(frame.order, StageStep):
+            if isinstance(frame.order, StepOrder):
                 return frame.order, frame.rows
             copy_blocks(self._pools, frame.order)
 
     def _order_copy(self, pool: int, copies: Sequence[tuple[int, int]]) -> None:
-        self._ring.send(StageCopy(self._next_number(), pool, list(copies)))
+        self._ring.send(CopyOrder(self._next_number(), pool, list(copies)))
 
     def _next_number(self) -> int:
         self._number += 1
@@ -133,14 +124,11 @@ class FollowingStage(StagedDecoder):
         """For steps of up to so many sequences of up to `longest` tokens."""
         super().__init__(decoder, (), first_number)
         self._link = StageLink(link)
-        self._tokens = torch.zeros(max_seqs, longest, dtype=torch.int64)
-        self._tables = np.zeros((max_seqs, 0), np.int64)
-        self._block_size = 0
+        self._batches = OrderedBatches(max_seqs, longest, decoder.device)
 
     def allocate(self, num_blocks: int, block_size: int, sliding: Sliding = (), num_states: int = 0) -> KVPool:
         pool = super().allocate(num_blocks, block_size, sliding)
-        width = -(-self._tokens.shape[1] // block_size) * len(self._pools)
-        self._tables, self._block_size = np.zeros((len(self._tokens), width), np.int64), block_size
+        self._batches.allocate(block_size, len(self._pools))
         return pool
 
     def follow(self) -> str:
@@ -152,7 +140,7 @@ class FollowingStage(StagedDecoder):
                 return why_ended(abi.LEFT)
             if order.number != self._next_number():
                 raise FatalError(f"order {order.number} came in the place of {self._number - 1}")
-            if isinstance(order, StageCopy):
+            if isinstance(order, CopyOrder):
                 copy_blocks(self._pools, order)
                 passed = Frame(order, rows)
             else:
@@ -165,9 +153,9 @@ class FollowingStage(StagedDecoder):
     def end(self, reason: int = abi.LEFT) -> None:
         self._link.hang_up()
 
-    def _compute(self, order: StageStep, rows: Octets) -> Frame:
+    def _compute(self, order: StepOrder, rows: Octets) -> Frame:
         begun = time.perf_counter()
-        batch = self._read(order)
+        batch = self._batches.read(order)
         if len(rows):
             found = self._decoder.forward_from(batch, residuals(rows, self.spec.hidden_size))
         else:
@@ -175,19 +163,6 @@ class FollowingStage(StagedDecoder):
         took = time.perf_counter() - begun
         passed = msgspec.structs.replace(order, seconds=[*order.seconds, took])
         return Frame(passed, found.view(torch.uint8).flatten().numpy())
-
-    def _read(self, order: StageStep) -> StepBatch:
-        computed, scheduled = (np.frombuffer(column, np.int64) for column in (order.computed, order.scheduled))
-        rows, pools = np.arange(len(computed)), len(self._pools)
-        positions = positions_of(computed, scheduled)
-        self._tokens.numpy()[np.repeat(rows, scheduled), positions] = np.frombuffer(order.tokens, np.int32)
-        tables = np.frombuffer(order.tables, np.int32).reshape(len(rows), pools, order.used)
-        self._tables.reshape(len(self._tables), pools, -1)[: len(rows), :, : order.used] = tables
-        return StepBatch(rows, computed, scheduled, scheduled, self._tokens, self._tables, self._block_size)
-
-
-def copy_blocks(pools: Sequence[KVPool], order: StageCopy) -> None:
-    pools[order.pool].copy_blocks(order.copies)
 
 
 def residuals(rows: Octets, hidden: int) -> Tensor:  # [num_tokens, hidden_size] float32

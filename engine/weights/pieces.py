@@ -15,6 +15,8 @@ def view_of(part: Part, stored: Tensor) -> Tensor:
     """What a slot wants of a stored tensor; a view of it wherever it can be one."""
     found = stored if part.expert is None else stored[part.expert]
     found = rows_of_part(part, found.T if part.transposed else found)
+    if part.columns is not None:
+        found = found[:, part.columns]
     if part.absorbed:
         found = found.T
     return found.float() + 1.0 if part.plus_one else found

@@ -4,9 +4,16 @@ A BLAS picks its blocking by the number of rows, so that the same row can come o
 Two measures take that away where it was measured (MKL, AVX-512): rows padded to a multiple of 16, and input features
 summed in chunks of at most 512, in order.  Other machines may differ, so every weight shape is checked once at load,
 and falls back to smaller tiles of rows: 16 at a time, and at last one at a time, which is invariant by construction.
+
+Nor does an output feature depend on how many are multiplied together, so that ranks which have some of them each
+compute the bits of one process.  A BLAS (MKL, AVX2) sums otherwise for fewer than 12, so narrow weights are padded to
+16; `columns_are_alone` checks it for the sizes of a model.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -15,6 +22,7 @@ from kernels.ops.linear import LinearWeight
 
 ROW_MULTIPLE = 16
 CHUNK = 512  # input features summed by one call
+LEAST_COLUMNS = 16  # output features of a call
 MAX_TILE = 256  # rows; the check below covers all sizes of call that can happen
 CHECKED_ROWS = (16, 32, 64, 112, 256)
 CHECKED_SHIFTS = (0, 5)
@@ -30,7 +38,8 @@ class LinearPacker:
         self,
         weight: Tensor,  # [out_features, in_features] float32
     ) -> LinearWeight:
-        transposed = weight.t()
+        missing = max(0, LEAST_COLUMNS - weight.shape[0])
+        transposed = torch.nn.functional.pad(weight, (0, 0, 0, missing)).t() if missing else weight.t()
         chunks = tuple(transposed[start : start + CHUNK] for start in range(0, weight.shape[1], CHUNK))
         shape = (weight.shape[0], weight.shape[1])
         if shape not in self._tiles:
@@ -47,9 +56,11 @@ def linear(
     padding = -num_rows % ROW_MULTIPLE
     if padding:
         x = torch.nn.functional.pad(x, (0, 0, 0, padding))
-    out = x.new_empty(x.shape[0], weight.out_features)
+    out = x.new_empty(x.shape[0], weight.chunks[0].shape[1])
     for start in range(0, x.shape[0], weight.tile):
         _multiply(x[start : start + weight.tile], weight.chunks, out[start : start + weight.tile])
+    if weight.out_features < out.shape[1]:
+        out = out[:, : weight.out_features].contiguous()
     if bias is not None:
         out += bias
     return out[:num_rows]
@@ -100,3 +111,17 @@ def _rows_agree(
             if not torch.equal(out, alone.roll(shift, 0)[:size]):
                 return False
     return True
+
+
+def columns_are_alone(in_features: int, widths: Sequence[int]) -> bool:
+    """Whether parts of a weight with so many output features each give the bits of the whole, at every size of call."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(sum(widths), in_features, generator=generator)
+    x, packer = torch.randn(MAX_TILE, in_features, generator=generator), LinearPacker()
+    whole, bounds = packer.pack(weight), pairwise(accumulate(widths, initial=0))
+    parts = [(slice(*bound), packer.pack(weight[slice(*bound)].contiguous())) for bound in bounds]
+    return all(
+        torch.equal(linear(x[:rows], part), linear(x[:rows], whole)[:, columns])
+        for rows in CHECKED_ROWS
+        for columns, part in parts
+    )

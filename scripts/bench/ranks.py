@@ -1,7 +1,7 @@
 """What a group of ranks costs: its steps beside those of one worker with as many threads, and a gather alone.
 
     scripts/bench_ranks [--check] [--models DIR] [--model S] [--ranks 2] [--rounds 7] [--steps 8] [--dtype auto]
-                        [--executor local] [--stages] [--experts] [--balanced] [--gathers]
+                        [--executor local] [--stages] [--experts] [--balanced] [--torch] [--gathers]
 
 One worker with a thread for each rank, and a group of as many ranks with a thread each, decode the same rows; both are
 there all the time, and rounds of them take turns, so that a machine whose speed drifts slows both.  Ratios are medians
@@ -9,7 +9,8 @@ of those of rounds.  Both must say the same tokens.  `--executor hosts`: the ran
 between them.  `--stages`: the group is a pipeline (stages.py), at the largest number of rows.  `--experts`: its
 ranks have whole experts, of a model that has any (`--model moe`).  `--balanced`: whole experts, of which tokens take
 only those that the first rank has at its start; beside one another a group that leaves them there, and one that moves
-them (`enable_eplb`), both with whole processes to themselves in turns.
+them (`enable_eplb`), both with whole processes to themselves in turns.  `--torch`: ranks compute with torch, and
+exchange by gloo, in each of the ways that there are.
 
 A gather is what two ranks need to have so many bytes of each other: a meeting and the copies around it; beside it what
 torch.distributed (gloo) takes for the same.
@@ -47,6 +48,7 @@ from scripts.bench.common.proc import processor
 from scripts.bench.common.report import Result, bench_parser, finish
 from scripts.bench.decoded_rows import PROMPT, DecodedRows
 from scripts.bench.stages import measure_stages
+from scripts.bench.torch_ranks import measure_torch
 from services.worker.rank_processes import start_ranks
 from services.worker.ranks import HostGroup, StagesOfRanks, WatchedRanks, make_group
 from shared.config import Settings, settings_environment
@@ -200,11 +202,12 @@ def main() -> int:
     parser.add_argument("--stages", action="store_true", help="a pipeline of stages in the place of ranks")
     parser.add_argument("--experts", action="store_true", help="each rank has some experts whole")
     parser.add_argument("--balanced", action="store_true", help="whole experts, moved by what tokens take")
+    parser.add_argument("--torch", action="store_true", help="ranks that compute with torch, over gloo")
     parser.add_argument("--gathers", action="store_true", help="measure gathers alone")
     parser.add_argument("--dtype", default="auto", help="of the arithmetic, as the setting")
     args = parser.parse_args()
     native = load()
-    gathered = [] if args.stages or args.balanced else gathers(native)
+    gathered = [] if args.stages or args.balanced or args.torch else gathers(native)
     if args.gathers:
         return finish(gathered, check=args.check, title=f"gathers; {processor()}")
     kind = "pipeline_parallel_size" if args.stages else "tensor_parallel_size"
@@ -219,6 +222,10 @@ def main() -> int:
         if args.balanced:
             lines = measure_balanced(settings, partial(grouped, ranks=args.ranks, kind=kind, experts=True), args.steps)
             return finish(lines, check=args.check, title=f"whole experts, model {args.model}; {processor()}")
+        if args.torch:
+            own = partial(grouped, ranks=args.ranks, kind=kind)
+            lines = measure_torch(settings, own, args.ranks, ROWS, args.rounds, args.steps)
+            return finish(lines, check=args.check, title=f"torch ranks, model {args.model}; {processor()}")
         alone = load_runner(settings)
         with grouped(settings, args.ranks, kind, experts=args.experts) as (runner, group):
             if args.stages:

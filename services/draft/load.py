@@ -38,5 +38,7 @@ def draft_settings(settings: Settings) -> Settings:
         enable_expert_parallel=False,
         enable_eplb=False,
         enable_sequence_parallel=False,
+        tensor_parallel_reduce=False,
+        enable_dbo=False,
         num_redundant_experts=0,
     )

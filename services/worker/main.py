@@ -8,7 +8,8 @@ import gc
 import structlog
 
 from engine.execution.runner import ModelRunner
-from engine.loading.load import KeptPart, load_runner
+from engine.loading.load import load_runner
+from engine.loading.reading import KeptPart
 from services.worker.actor import OtherRanks, WorkerActor
 from services.worker.adapters import AdapterLoading
 from services.worker.overlapped import OverlappedSteps

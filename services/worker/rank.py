@@ -19,8 +19,9 @@ from functools import partial
 import structlog
 
 from engine.description.ranks import Place
-from engine.loading.load import KeptPart, load_runner
+from engine.loading.load import load_runner
 from engine.loading.ranks import FollowingRank, RankReady
+from engine.loading.reading import KeptPart
 from engine.loading.stages import StageRanks
 from kernels.cpu import abi
 from kernels.cpu.ranks import why_ended

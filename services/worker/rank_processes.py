@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -26,6 +26,7 @@ from shared.logging import setup_logging
 from shared.ranks.handshake import group_key
 
 MOST_GROUPS, GROUPS_SECONDS = 4, 60.0  # that are formed of ranks which are left; then all begin anew
+GPUS = "CUDA_VISIBLE_DEVICES"  # the CUDA driver's own
 LAUNCH = Path(__file__).resolve().parents[1] / "cli" / "launch.py"
 
 
@@ -86,7 +87,8 @@ def start_stage(settings: Settings, stage: int) -> StartedRanks:
     """The ranks that share memory with this process, which leads them."""
     ranks = settings.engine.tensor_parallel_size
     places = [(stage, rank) for rank in range(1, ranks)]
-    return SeatedRanks(settings, places, range(stage * ranks + 1, (stage + 1) * ranks)).next_group()
+    numbers, are_linked = range(stage * ranks + 1, (stage + 1) * ranks), settings.engine.has_torch_ranks
+    return SeatedRanks(settings, places, numbers, are_linked=are_linked).next_group()
 
 
 def _start_stages(settings: Settings) -> StartedRanks:
@@ -132,10 +134,11 @@ class SeatedRanks:
     def may_form_again(self) -> bool:
         """Whether ranks that are left keep what they have, unless groups have ended again and again.
 
-        Experts that were moved are not where a rank that begins has them, and stages number their orders together.
+        Experts that were moved are not where a rank that begins has them, stages number their orders together, and
+        torch's ranks meet once.
         """
         engine = self._settings.engine
-        able = not engine.has_stages and not engine.enable_eplb
+        able = not (engine.has_stages or engine.enable_eplb or engine.has_torch_ranks)
         is_soon = len(self._groups) == MOST_GROUPS and time.monotonic() - self._groups[0] < GROUPS_SECONDS
         return able and not is_soon
 
@@ -170,9 +173,19 @@ class SeatedRanks:
         mine, theirs = seat_pair()
         program = [sys.executable, "-m", self._module, *map(str, (*place, theirs.fileno()))]
         command = [sys.executable, "-S", "-E", str(LAUNCH), str(os.getpid()), *program]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=self._environment, pass_fds=[theirs.fileno()])
+        environment = self._environment
+        if self._settings.engine.device == "cuda":
+            environment = environment | own_gpu(place[1], environment)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, pass_fds=[theirs.fileno()])
         theirs.close()
         return SeatedRank(process, mine)
+
+
+def own_gpu(rank: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """What shows a rank its GPU alone; the leader, rank 0, uses the first of all."""
+    visible = environment.get(GPUS, "")
+    names = visible.split(",") if visible else [str(number) for number in range(rank + 1)]
+    return {GPUS: names[rank] if rank < len(names) else ""}
 
 
 def start_early() -> Started:

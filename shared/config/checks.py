@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shared.config.adapters import MAX_LORA_RANK, AdapterSettings
+from shared.config.engine import EngineSettings
 from shared.config.scheduling import SchedulingSettings
 from shared.config.settings import Settings
 from shared.config.speculation import MAX_DRAFT_TOKENS, SpeculationSettings
@@ -21,6 +22,7 @@ AT_LEAST_ONE = (
     "max_num_queued_background_reqs",
     "background_step_tokens",
     "eplb_step_interval",
+    "dbo_token_threshold",
     "max_unread_bytes",
     "max_incidents",
     "record_bytes",
@@ -102,6 +104,12 @@ def _check_ranks(settings: Settings) -> None:
             raise ConfigError(f"{field} needs enable_expert_parallel: ranks that have experts whole")
     if engine.num_redundant_experts and not engine.enable_eplb:
         raise ConfigError("num_redundant_experts needs enable_eplb, which finds the experts that most rows take")
+    for field in ("tensor_parallel_reduce", "enable_dbo"):
+        if getattr(engine, field) and not engine.has_torch_ranks:
+            raise ConfigError(
+                f"{field} needs ranks that compute with torch: tensor_parallel_size above 1, and kernels 'torch' or "
+                "device 'cuda'"
+            )
     if engine.ranks == 1:
         return
     name = engine.ranks_by
@@ -110,17 +118,31 @@ def _check_ranks(settings: Settings) -> None:
         raise ConfigError(f"{product}{name} must be at most {MAX_RANKS}")
     if engine.has_ranked_stages and engine.executor == "ray":
         raise ConfigError("executor is 'ray', which places no stages that are groups of ranks: use local or hosts")
-    for field, given, needed in (
-        ("device", engine.device, ("auto", "cpu")),
-        ("kernels", engine.kernels, ("auto", "native")),
-    ):
-        if given not in needed:
-            raise ConfigError(f"{name} needs native kernels on a CPU, but {field} is {given!r}")
+    if engine.has_stages:
+        for field, given, needed in (
+            ("device", engine.device, ("auto", "cpu")),
+            ("kernels", engine.kernels, ("auto", "native")),
+        ):
+            if given not in needed:
+                raise ConfigError(f"{name} needs native kernels on a CPU, but {field} is {given!r}")
+    elif engine.has_torch_ranks:
+        _check_torch_ranks(engine)
     if settings.adapters.modules():
         raise ConfigError(f"lora_modules must be empty where {name} is above 1: a group of ranks has none")
     if settings.speculation.has_head:
         draft = settings.speculation.draft
         raise ConfigError(f"draft is {draft!r}, but a group of ranks ({name} above 1) has no draft head")
+
+
+def _check_torch_ranks(engine: EngineSettings) -> None:
+    torch = "ranks that compute with torch (kernels 'torch' or device 'cuda')"
+    for field in ("enable_expert_parallel", "enable_sequence_parallel"):
+        if getattr(engine, field):
+            raise ConfigError(f"{field} is for native kernels on a CPU, not for {torch}")
+    if engine.attention_backend not in ("auto", "triton"):
+        raise ConfigError(f"attention_backend {engine.attention_backend!r} does not serve {torch}; use triton")
+    if engine.executor == "ray":
+        raise ConfigError(f"executor is 'ray', which places no {torch}: use local or hosts")
 
 
 def _check_ranges(values: Mapping[str, Any]) -> None:

@@ -78,9 +78,27 @@ class EngineSettings(Section, frozen=True, kw_only=True):
         int,
         common(
             "Processes that compute a model together as one worker, each with a part of every weight and of the KV "
-            "cache: on a CPU, with native kernels, to the same bits as one. See docs/ranks.md."
+            "cache: on a CPU with native kernels, to the same bits as one; with kernels=torch, or with device=cuda and "
+            "a GPU for each, by torch.distributed. See docs/ranks.md."
         ),
     ] = 1
+    tensor_parallel_reduce: Annotated[
+        bool,
+        advanced(
+            "Ranks that compute with torch add partial sums (all-reduce, twice in a layer) in the place of gathering "
+            "features (four times): the bits are not those of one process. See docs/ranks.md."
+        ),
+    ] = False
+    enable_dbo: Annotated[
+        bool,
+        advanced(
+            "Dual batch overlap, of ranks that compute with torch: a step's sequences go through the layers as two "
+            "halves in turns, so that one computes while what the other exchanges is under way. See docs/ranks.md."
+        ),
+    ] = False
+    dbo_token_threshold: Annotated[
+        int, advanced("Tokens of a step from which on it is computed as two halves, with enable_dbo.")
+    ] = 32
     pipeline_parallel_size: Annotated[
         int,
         advanced(
@@ -149,6 +167,11 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     def ranks(self) -> int:
         """Processes of one worker: cut across its layers, along them, or both."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def has_torch_ranks(self) -> bool:
+        """Ranks compute with torch, and exchange what they have by torch.distributed."""
+        return self.tensor_parallel_size > 1 and (self.kernels == "torch" or self.device == "cuda")
 
     @property
     def has_stages(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import socket
@@ -49,7 +50,8 @@ class ForkedRank:
 def fork_ranks(settings: Settings, has_windows: bool, stage: int = 0) -> StartedRanks:
     """Those that share memory with this process."""
     count = settings.engine.tensor_parallel_size
-    return _fork_all(settings, has_windows, [(stage, Place(rank, count)) for rank in range(1, count)])
+    places = [(stage, Place(rank, count)) for rank in range(1, count)]
+    return _fork_all(settings, has_windows, places, are_linked=settings.engine.has_torch_ranks)
 
 
 def fork_stages(settings: Settings, has_windows: bool) -> StartedRanks:
@@ -98,7 +100,9 @@ def _fork(settings: Settings, end: Callable[[], FollowingRank], has_windows: boo
     def load(others: FollowingRank) -> ModelRunner:
         return load_runner(settings, ranks=_seat(settings, others, has_windows, stage), has_windows=has_windows)
 
-    # A fork has no threads of an earlier test's team, and would end where it waited for theirs.
+    # A fork has no threads of an earlier test's team, and would end where it waited for theirs; as it would for those
+    # of torch.distributed, if what has them was dropped there.
+    gc.collect()
     load_build("native").set_threads(1, pin=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # later Pythons warn of threads

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from services.scheduler.state.policy import Policy
 from tests.engine.checkpoints import save_checkpoint
@@ -14,6 +15,7 @@ from tests.integration.engine import MODEL, Ask, Engine, ask, token_ids
 from tests.integration.grouped import GroupedEngine
 
 FORMATS: dict[str, Any] = {"dtype": "float32", "kernels": "native"}
+TORCH: dict[str, Any] = {"dtype": "float32", "kernels": "torch", "device": "cpu", "num_threads": 1}
 
 
 def asks(vocab_size: int) -> list[Ask]:
@@ -32,24 +34,38 @@ def asks(vocab_size: int) -> list[Ask]:
     return [ask(prompt, **kind) for prompt, kind in zip(prompts, kinds, strict=True)]
 
 
-@pytest.mark.parametrize("kind", ["plain", "gemma3"])
-def test_forks_preemptions_and_windows(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "formats"),
+    [
+        ("plain", FORMATS),
+        ("gemma3", FORMATS),
+        ("plain", TORCH),
+        ("gemma3", TORCH),
+        ("gemma3", TORCH | {"enable_dbo": True, "dbo_token_threshold": 4}),
+    ],
+    ids=["plain", "gemma3", "torch-plain", "torch-gemma3", "torch-gemma3-halves"],
+)
+def test_forks_preemptions_and_windows(kind: str, formats: dict[str, Any], tmp_path: Path) -> None:
     model: dict[str, Any] = {"model": str(MODEL)}
     if kind != "plain":
         changes = {"vocab_size": 4096, "max_position_embeddings": 512, "num_key_value_heads": 2}
         save_checkpoint(tmp_path, kind, "native", changes)
         model = {"model": str(tmp_path), "has_windows": True}
-    wanted = Engine(**FORMATS, **model).generate(asks(4000))
+    torch.set_num_threads(1)  # forks have none of this process's threads
+    alone = {name: value for name, value in formats.items() if "dbo" not in name}
+    wanted = Engine(**alone, **model).generate(asks(4000))
     policy = Policy(max_num_batched_tokens=64)
-    with GroupedEngine(policy, num_blocks=24, **FORMATS, **model) as engine:
+    with GroupedEngine(policy, num_blocks=24, **formats, **model) as engine:
         assert token_ids(engine.generate(asks(4000))) == token_ids(wanted)
         assert engine.counters.num_preemptions and any(plan.block_copies for _, plan in engine.plans)
 
 
-def test_drafts_are_verified_by_all_ranks() -> None:
+@pytest.mark.parametrize("formats", [FORMATS, TORCH], ids=["native", "torch"])
+def test_drafts_are_verified_by_all_ranks(formats: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
     repeating = [ask([5 + n, 90, 7, 300 + n] * 6, seed=n, max_tokens=40, temperature=0.3 * n) for n in range(3)]
-    wanted = Engine(**FORMATS).generate(repeating)
-    with GroupedEngine(Policy(num_draft_tokens=4), draft="ngram", **FORMATS) as engine:
+    wanted = Engine(**formats).generate(repeating)
+    with GroupedEngine(Policy(num_draft_tokens=4), draft="ngram", **formats) as engine:
         engine.join_draft("draft0")
         assert token_ids(engine.generate(repeating)) == token_ids(wanted)
         assert engine.counters.num_accepted_tokens > 0

@@ -23,6 +23,7 @@ from engine.description.reading import read_config
 from engine.execution.runner import ModelRunner
 from engine.loading import backend as backend_module
 from engine.loading import load as loading
+from engine.loading import reading
 from engine.loading.backend import Backend, choose_backend
 from engine.loading.graphs import DirectRecorder, GraphedDecoder
 from engine.modeling.decoder import Decoder
@@ -97,7 +98,7 @@ def make_runner(model: Path, *, graphs: bool) -> ModelRunner:
     source = open_weights(settings.engine.load_format, model, config)
     backend: Backend = choose_backend(settings, config, source.dtype)
     backend = replace(backend, kernels=triton_kernels(AttentionShape(config.head_shapes)), device=DEVICE)
-    built = loading.build(backend, config, source, config.max_position_embeddings)
+    built = reading.build(backend, config, source, config.max_position_embeddings)
     if graphs:
         assert isinstance(built, Decoder)
         built = GraphedDecoder(built, DirectRecorder(), max_tokens=64, longest=LONGEST)
@@ -128,12 +129,12 @@ def test_enforce_eager_does_without_graphs(tmp_path: Path, eager: bool) -> None:
     config = read_config(tmp_path)
     source = open_weights(settings.engine.load_format, tmp_path, config)
     on_cpu = choose_backend(settings, config, source.dtype)
-    model = loading.build(on_cpu, config, source, config.max_position_embeddings)
+    model = reading.build(on_cpu, config, source, config.max_position_embeddings)
     backend = replace(on_cpu, kernels=triton_kernels(AttentionShape(config.head_shapes)), device=torch.device("cuda"))
-    with patch.object(loading, "CudaRecorder", DirectRecorder):
-        made = loading.with_graphs(settings, backend, model)
+    with patch.object(reading, "CudaRecorder", DirectRecorder):
+        made = reading.with_graphs(settings, backend, model)
         assert isinstance(made, Decoder if eager else GraphedDecoder)
-        assert loading.with_graphs(settings, on_cpu, model) is model, "a CPU has no graphs"
+        assert reading.with_graphs(settings, on_cpu, model) is model, "a CPU has no graphs"
 
 
 def test_a_gpu_without_triton_is_told_of(tmp_path: Path) -> None:

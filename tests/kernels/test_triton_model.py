@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from engine.description.reading import read_config
 from engine.execution.runner import ModelRunner
 from engine.loading import load as loading
+from engine.loading import reading
 from engine.loading.backend import Backend, choose_backend
 from engine.loading.graphs import CudaRecorder, DirectRecorder, GraphedDecoder, Recorder, StepGraph, step_sizes
 from engine.modeling.batch import StepBatch
@@ -70,7 +71,7 @@ def make_runner(
             quantised_head=formats.quantised_head,
         )
         backend = replace(backend, kernels=kernels, device=DEVICE)
-    built = loading.build(backend, config, source, config.max_position_embeddings)
+    built = reading.build(backend, config, source, config.max_position_embeddings)
     if graphs:
         assert isinstance(built, Decoder)
         built = GraphedDecoder(built, recorder(), max_tokens=12, longest=4)
@@ -133,7 +134,7 @@ def test_weights_that_a_checkpoint_has_turned_are_laid_out_in_rows(tmp_path: Pat
     source = open_weights(settings.engine.load_format, tmp_path, config)
     backend = replace(choose_backend(settings, config, source.dtype), device=torch.device("meta"))
     backend = replace(backend, kernels=triton_kernels(AttentionShape(config.head_shapes)))
-    built = loading.build(backend, config, source, config.max_position_embeddings)
+    built = reading.build(backend, config, source, config.max_position_embeddings)
     assert isinstance(built, Decoder)
     for layer in built._layers:
         assert layer.dense is not None

@@ -41,7 +41,7 @@ def decoded_kinds(out_features: int, in_features: int) -> dict[str, Codes]:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class CodedLinear:
     """Weights of one kind, whose memory no other has, and what multiplies them."""
 
     linear: Linear
@@ -54,7 +54,7 @@ class Kind:
         return seconds_in_graph(lambda: self.linear(x, next(weights), None))
 
 
-def kinds() -> Iterator[tuple[str, Kind]]:
+def kinds() -> Iterator[tuple[str, CodedLinear]]:
     from kernels.triton import linear_fp8
     from kernels.triton.linear import linear
 
@@ -62,13 +62,13 @@ def kinds() -> Iterator[tuple[str, Kind]]:
     for name, codes in decoded_kinds(SIZE, SIZE).items():
         packed = decoded.pack_decoded(codes.to(device))
         assert packed.decoded is not None
-        yield name, Kind(linear, _copies(packed), packed.decoded.nbytes)
+        yield name, CodedLinear(linear, _copies(packed), packed.decoded.nbytes)
     for group in (SIZE, 128):
         octets = torch.randn(SIZE, SIZE, device=device).to(torch.float8_e4m3fn)
         packed = octets_reference.pack_codes(Codes(octets, torch.ones(SIZE, SIZE // group, device=device), group, 8))
         assert packed.scales is not None
         name = f"E4M3 on both sides, {'whole rows' if group == SIZE else f'groups of {group}'}"
-        yield name, Kind(linear_fp8.linear, _copies(packed), packed.weight.nbytes + packed.scales.nbytes)
+        yield name, CodedLinear(linear_fp8.linear, _copies(packed), packed.weight.nbytes + packed.scales.nbytes)
 
 
 def _copies(packed: LinearWeight) -> list[LinearWeight]:

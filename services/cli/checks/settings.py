@@ -10,6 +10,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from engine.description.ranks import why_not_in_torch
 from engine.description.stages import why_not_divided
 from services.cli.checks.heads import check_brought, check_head
 from services.cli.checks.models import CheckpointFacts, Finding, check_draft_model, check_memory, check_model
@@ -69,6 +70,7 @@ def check_ranks(settings: Settings, facts: CheckpointFacts) -> Iterator[Finding]
     stages, ranks = engine.pipeline_parallel_size, engine.tensor_parallel_size
     whole, redundant = engine.enable_expert_parallel, engine.num_redundant_experts
     why = why_not_divided(facts.spec, stages, ranks, whole_experts=whole, redundant=redundant)
+    why = why or (why_not_in_torch(facts.spec) if engine.has_torch_ranks else "")
     how = "one behind the other" if engine.has_stages else "together"
     if engine.has_ranked_stages:
         how = f"in {stages} stages, each of {ranks} together"

@@ -14,7 +14,7 @@ from engine.description.spec import ModelSpec
 from engine.loading.memory import MemoryPlan, WindowPlan
 from engine.loading.ranks import GroupStart, RankReady, agree, smallest
 from engine.weights.plain import DummyWeights
-from services.worker.rank_processes import channel_pair
+from services.worker.rank_processes import channel_pair, own_gpu
 from shared.config import load_settings
 from shared.errors import ConfigError, FatalError
 from shared.messages.fingerprint import Fingerprint
@@ -135,11 +135,55 @@ def test_one_process_has_no_experts_to_divide() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"kernels": "torch"}, {"device": "cuda"}, {"lora_modules": "a=/a"}, {"tensor_parallel_size": 0}]
+    ("wrong", "words"),
+    [
+        ({"kernels": "torch", "pipeline_parallel_size": 2}, "needs native kernels on a CPU, but kernels is 'torch'"),
+        ({"device": "cuda", "pipeline_parallel_size": 2}, "needs native kernels on a CPU, but device is 'cuda'"),
+        ({"lora_modules": "a=/a"}, "lora_modules"),
+        ({"lora_modules": "a=/a", "kernels": "torch"}, "lora_modules"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size"),
+        ({"tensor_parallel_reduce": True}, "^tensor_parallel_reduce needs ranks that compute with torch"),
+        ({"enable_dbo": True}, "^enable_dbo needs ranks that compute with torch"),
+        ({"enable_dbo": True, "kernels": "torch", "tensor_parallel_size": 1}, "^enable_dbo needs ranks that compute"),
+        ({"dbo_token_threshold": 0}, "^dbo_token_threshold must be at least 1, got 0"),
+        ({"enable_sequence_parallel": True, "kernels": "torch"}, "^enable_sequence_parallel is for native kernels"),
+        ({"enable_expert_parallel": True, "device": "cuda"}, "^enable_expert_parallel is for native kernels"),
+        ({"attention_backend": "flashinfer", "device": "cuda"}, "^attention_backend 'flashinfer' does not serve"),
+        ({"executor": "ray", "kernels": "torch"}, "^executor is 'ray', which places no ranks that compute with torch"),
+    ],
 )
-def test_settings_that_a_group_cannot_have(wrong: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
+def test_settings_that_a_group_cannot_have(wrong: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
         load_settings({"tensor_parallel_size": 2, **wrong}, environ={})
+
+
+def test_what_gives_the_residual_is_cut_by_input_features_where_ranks_add() -> None:
+    """Each rank has some columns of these; their biases are whole, and are added once."""
+    spec = spec_of(mlp_bias=True)
+    source = DummyWeights(spec)
+    cut = [cut_tensors(spec, source.tensors, Place(rank, 3, reduces=True)) for rank in range(3)]
+    for layer, whole in enumerate(source.tensors.layers):
+        for slot in ("output", "down", "output.bias", "down.bias"):
+            if slot not in whole:
+                continue
+            parts = [one.layers[layer][slot][0] for one in cut]
+            pieces = [source.take(part) for part in parts]
+            assert [part.wanted for part in parts] == [tuple(piece.shape) for piece in pieces]
+            known = source.take(whole[slot][0])
+            if slot.endswith("bias"):
+                assert all(torch.equal(piece, known) for piece in pieces)
+            else:
+                assert torch.equal(torch.cat(pieces, dim=1), known) and not parts[0].is_whole
+    assert [one.layers[0]["qkv"] for one in cut] == [
+        cut_tensors(spec, source.tensors, Place(rank, 3)).layers[0]["qkv"] for rank in range(3)
+    ]
+
+
+def test_a_rank_has_one_of_the_gpus_that_the_leader_sees() -> None:
+    assert [own_gpu(rank, {}) for rank in (1, 2)] == [{"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "2"}]
+    visible = {"CUDA_VISIBLE_DEVICES": "4,GPU-7"}
+    assert own_gpu(1, visible) == {"CUDA_VISIBLE_DEVICES": "GPU-7"}
+    assert own_gpu(2, visible) == {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def test_a_group_has_what_its_smallest_rank_has() -> None:

@@ -45,6 +45,8 @@ TABLE: dict[str, How] = {
     "pageant serve -m DIR --tensor-parallel-size 2 --enable-expert-parallel": RunBy(
         "tests/system/test_ranks.py", "--enable-expert-parallel"
     ),
+    "pageant serve --tensor-parallel-size 2 --device cuda": Needs("two GPUs"),
+    "pageant serve --tensor-parallel-size 2 --kernels torch": RunBy("tests/system/test_ranks.py", '"torch"'),
     "pageant serve --executor ray": RunBy("tests/system/test_ray.py", '"ray"'),
     "pageant serve --store-memory 1GiB --store-backend": RunBy("tests/system/test_stores.py", "--store-backend"),
     "pageant rank": RunBy("tests/system/test_ranks.py", '"rank"'),
