@@ -149,8 +149,10 @@ class SeatedRanks:
         ends, links, ranks = [], [], []
         for index, place in enumerate(self._places):
             rank = self._ranks[index] if self._ranks else None
-            if rank is None or rank.process.poll() is not None:
-                rank = self._begin(place)
+            if rank is not None and rank.process.poll() is not None:
+                rank.seat.close()
+                rank = None
+            rank = rank or self._begin(place)
             ranks.append(rank)
             pairs = [channel_pair(), *([link_pair()] if self._are_linked else [])]
             theirs = [their.fileno() for _, their in pairs]

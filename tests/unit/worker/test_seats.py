@@ -1,0 +1,95 @@
+"""Ranks of one host from group to group: which stay, which are replaced, and how often."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from services.worker import rank_processes
+from services.worker.rank_processes import MOST_GROUPS, SeatedRanks, StartedRanks
+from services.worker.seats import Seat, give, seat_pair
+from shared.config import Settings
+from shared.ranks.channel import Channel
+from tests.unit.worker.seated import Sat
+
+ROOT = Path(__file__).resolve().parents[3]
+WAIT = 30.0  # seconds
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the ranks' module is found."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+def seated(**settings: object) -> SeatedRanks:
+    places = [(0, 1), (0, 2)]
+    return SeatedRanks(Settings.of(tensor_parallel_size=3, **settings), places, [1, 2], "tests.unit.worker.seated")
+
+
+def said(started: StartedRanks) -> list[Sat]:
+    os.close(started.memory)
+    channels = [Channel(end) for end in started.ends]
+    found = [channel.receive(Sat, patience=WAIT) for channel in channels]
+    for channel in channels:
+        channel.close()
+    return found
+
+
+@pytest.mark.usefixtures("here")
+def test_those_that_are_left_join_the_next_group() -> None:
+    ranks = seated()
+    first = ranks.next_group()
+    assert said(first) == [Sat(1, 1, 2), Sat(2, 1, 2)]
+    lost, left = first.processes
+    lost.kill()
+    lost.wait(WAIT)
+    second = ranks.next_group()
+    assert said(second) == [Sat(1, 1, 2), Sat(2, 2, 2)]
+    assert second.processes[1].pid == left.pid and second.processes[0].pid != lost.pid
+    assert [*second.numbers] == [1, 2] and second.seats is ranks
+    ranks.dismiss()
+    assert [process.wait(WAIT) for process in second.processes] == [0, 0]
+
+
+@pytest.mark.usefixtures("here")
+def test_groups_that_end_again_and_again_are_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = seated()
+    for _ in range(MOST_GROUPS):
+        assert ranks.may_form_again
+        started = ranks.next_group()
+        said(started)
+    fifth = ranks.may_form_again
+    monkeypatch.setattr(rank_processes, "GROUPS_SECONDS", 0.0)
+    later = ranks.may_form_again
+    ranks.dismiss()
+    assert [process.wait(WAIT) for process in started.processes] == [0, 0]
+    assert (fifth, later) == (False, True), "four in a minute, and another once the first is longer ago"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"pipeline_parallel_size": 2},
+        {"enable_expert_parallel": True, "enable_eplb": True},
+        {"kernels": "torch"},
+    ],
+)
+def test_what_cannot_go_on(settings: dict[str, object]) -> None:
+    assert seated().may_form_again and not seated(**settings).may_form_again
+
+
+def test_a_leader_that_is_gone_is_the_end_of_a_seat() -> None:
+    mine, theirs = seat_pair()
+    with mine, theirs:
+        give(mine, [mine.fileno()])
+        seat = Seat(theirs)
+        (descriptor,) = seat.wait()
+        os.close(descriptor)
+        mine.close()
+        assert seat.wait() == []
+        with pytest.raises(OSError):
+            give(theirs, [0])
