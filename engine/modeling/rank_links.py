@@ -105,7 +105,7 @@ class LeadingLinks:
         return set(answers) == {self.digest.value}
 
     def hang_up(self) -> None:
-        """From any thread: whoever waits at either end goes on at once, with an error."""
+        """From any thread.  A thread that waits at either end gets an error at once."""
         for end in self._ends:
             end.hang_up()
 

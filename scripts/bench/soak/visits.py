@@ -77,7 +77,7 @@ class SoakVisit:
     async def read(self, request: Any, most: int = ALL, *, seconds: float = TIMEOUT, stub: Any = None) -> Any:
         """The first messages of a stream; returns the call, which goes on where there are more."""
         call, count = self.call("Generate", request, seconds, stub), 0
-        while count < most and await call.read() is not grpc.aio.EOF:  # type: ignore[attr-defined]  # stubs lack it
+        while count < most and await call.read() is not grpc.aio.EOF:  # type: ignore[attr-defined]  # its type hints have no EOF
             count += 1
         return call
 

@@ -58,7 +58,7 @@ def test_before_they_are_connected_what_others_have_is_zero() -> None:
     assert torch.equal(ranks.add(own.clone()), own) and torch.equal(ranks.from_leader(own.clone()), own)
 
 
-def test_whoever_waits_goes_on_when_the_group_ends() -> None:
+def test_a_call_that_waits_fails_when_the_group_ends() -> None:
     ranks = Collectives(Place(0, 2))
     backend: Any = Frozen()
     ranks.connect(backend)
