@@ -1,7 +1,7 @@
-"""A rank that does not lead: `python -m services.worker.rank STAGE RANK SEAT`, the last one a descriptor.
+"""A rank that does not lead: `python -m services.worker.rank STAGE RANK SOCKET`, the last one a descriptor.
 
 It loads its part of the model and computes what the leader orders.  It is not on the bus.  Where its group ends because
-another rank has, it keeps its part, and waits for the next group (`services.worker.seats`).
+another rank has, it keeps its part, and waits for the next group (`services.worker.group_sockets`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from engine.loading.reading import KeptPart
 from engine.loading.stages import StageRanks
 from kernels.cpu import abi
 from kernels.cpu.ranks import why_ended
-from services.worker.seats import Seat, close_all
+from services.worker.group_sockets import GroupSocket, close_all
 from shared.config import Settings, load_settings
 from shared.errors import FatalError, PageantError
 from shared.exit_status import EXIT_CONFIG, EXIT_FATAL
@@ -79,15 +79,15 @@ def _end_with_leader(channel: Channel, patience: float, end: Callable[[int], Non
 
 
 def main() -> int:
-    stage, rank, seat = map(int, sys.argv[1:])
+    stage, rank, descriptor = map(int, sys.argv[1:])
     settings = load_settings()
     engine, observation = settings.engine, settings.observation
     number = stage * engine.tensor_parallel_size + rank
     setup_logging("rank", f"rank-{number}", level=observation.log_level, format=observation.log_format)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the leader, and the leader this one
     place = Place(rank, engine.tensor_parallel_size) if rank else Place(stage, engine.pipeline_parallel_size)
-    kept, own_seat = KeptPart(), Seat(socket.socket(fileno=seat))
-    while descriptors := own_seat.wait():
+    kept, groups = KeptPart(), GroupSocket(socket.socket(fileno=descriptor))
+    while descriptors := groups.wait():
         channel, memory, *links = descriptors
         end = Channel(socket.socket(fileno=channel), "the leader")
         own = FollowingRank(place, end, memory, links, number)

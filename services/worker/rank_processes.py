@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from services.worker.group_sockets import group_socket_pair, send_group
 from services.worker.hosts.listening import RankListener
-from services.worker.seats import give, seat_pair
 from shared.config import Settings, load_settings, settings_environment
 from shared.data_link.addresses import prepare
 from shared.errors import PageantError
@@ -47,7 +47,7 @@ class StartedRanks:
     ends: tuple[socket.socket, ...]  # of the sockets that lead to them
     links: tuple[socket.socket, ...] = ()  # of those that residuals pass, where they are stages of a pipeline
     numbers: Sequence[int] = ()  # of these processes among all of the worker's, for logs; none: 1, 2, ...
-    seats: SeatedRanks | None = None  # where ranks stay from group to group; None: they end with this one
+    lasting: LastingRanks | None = None  # whose processes may outlast this group; None: they end with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def start_stage(settings: Settings, stage: int) -> StartedRanks:
     ranks = settings.engine.tensor_parallel_size
     places = [(stage, rank) for rank in range(1, ranks)]
     numbers, are_linked = range(stage * ranks + 1, (stage + 1) * ranks), settings.engine.has_torch_ranks
-    return SeatedRanks(settings, places, numbers, are_linked=are_linked).next_group()
+    return LastingRanks(settings, places, numbers, are_linked=are_linked).next_group()
 
 
 def _start_stages(settings: Settings) -> StartedRanks:
@@ -98,18 +98,18 @@ def _start_stages(settings: Settings) -> StartedRanks:
     stages = range(1, engine.pipeline_parallel_size)
     numbers = [stage * engine.tensor_parallel_size for stage in stages]
     places = [(stage, 0) for stage in stages]
-    return SeatedRanks(settings, places, numbers, module, are_linked=True).next_group()
+    return LastingRanks(settings, places, numbers, module, are_linked=True).next_group()
 
 
 @dataclass(slots=True)
-class SeatedRank:
-    """A process, and this end of its seat (`services.worker.seats`)."""
+class LastingRank:
+    """A process, and this end of its socket (`services.worker.group_sockets`)."""
 
     process: subprocess.Popen[bytes]
-    seat: socket.socket
+    end: socket.socket
 
 
-class SeatedRanks:
+class LastingRanks:
     """Processes of this host that are ranks of one group after the other, with this process, which leads them all."""
 
     def __init__(
@@ -127,7 +127,7 @@ class SeatedRanks:
         self._numbers = numbers
         self._module = module
         self._are_linked = are_linked
-        self._ranks: list[SeatedRank] = []
+        self._ranks: list[LastingRank] = []
         self._groups: deque[float] = deque(maxlen=MOST_GROUPS)  # when the last ones were made
 
     @property
@@ -150,14 +150,14 @@ class SeatedRanks:
         for index, place in enumerate(self._places):
             rank = self._ranks[index] if self._ranks else None
             if rank is not None and rank.process.poll() is not None:
-                rank.seat.close()
+                rank.end.close()
                 rank = None
             rank = rank or self._begin(place)
             ranks.append(rank)
             pairs = [channel_pair(), *([link_pair()] if self._are_linked else [])]
             theirs = [their.fileno() for _, their in pairs]
             with contextlib.suppress(OSError):  # it has ended meanwhile, which its process will say
-                give(rank.seat, [theirs[0], memory, *theirs[1:]])
+                send_group(rank.end, [theirs[0], memory, *theirs[1:]])
             for _, their in pairs:
                 their.close()
             ends.append(pairs[0][0])
@@ -169,10 +169,10 @@ class SeatedRanks:
     def dismiss(self) -> None:
         """They leave, once their group has ended."""
         for rank in self._ranks:
-            rank.seat.close()
+            rank.end.close()
 
-    def _begin(self, place: tuple[int, int]) -> SeatedRank:
-        mine, theirs = seat_pair()
+    def _begin(self, place: tuple[int, int]) -> LastingRank:
+        mine, theirs = group_socket_pair()
         program = [sys.executable, "-m", self._module, *map(str, (*place, theirs.fileno()))]
         command = [sys.executable, "-S", "-E", str(LAUNCH), str(os.getpid()), *program]
         environment = self._environment
@@ -180,7 +180,7 @@ class SeatedRanks:
             environment = environment | own_gpu(place[1], environment)
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, pass_fds=[theirs.fileno()])
         theirs.close()
-        return SeatedRank(process, mine)
+        return LastingRank(process, mine)
 
 
 def own_gpu(rank: int, environment: Mapping[str, str]) -> dict[str, str]:

@@ -93,7 +93,7 @@ class RankGroup(WatchedRanks):
     """Whose ranks are processes of this host."""
 
     def __init__(self, started: StartedRanks, on_failure: Callable[[], None]) -> None:
-        self._seats = started.seats
+        self._lasting = started.lasting
         numbers = started.numbers or range(1, 1 + len(started.ends))
         channels = [Channel(end, f"rank {rank}") for rank, end in zip(numbers, started.ends, strict=True)]
         super().__init__(channels, 1 + len(channels), started.memory, on_failure)
@@ -106,12 +106,12 @@ class RankGroup(WatchedRanks):
 
     @property
     def may_form_again(self) -> bool:
-        return bool(self.failure) and self._seats is not None and self._seats.may_form_again
+        return bool(self.failure) and self._lasting is not None and self._lasting.may_form_again
 
     def next_group(self) -> StartedRanks:
         """Once this one is left."""
-        assert self._seats is not None
-        return self._seats.next_group()
+        assert self._lasting is not None
+        return self._lasting.next_group()
 
     def leave(self) -> None:
         """This group, which has ended, but not its processes; those that are silent are killed."""
@@ -127,8 +127,8 @@ class RankGroup(WatchedRanks):
     def close(self) -> None:
         """The others leave; those that do not are killed, also where they are stopped."""
         self._leaving = True
-        if self._seats is not None:
-            self._seats.dismiss()
+        if self._lasting is not None:
+            self._lasting.dismiss()
         if self.model is not None:
             self.model.end()
         else:

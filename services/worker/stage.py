@@ -1,4 +1,4 @@
-"""The leader of a stage that is a group of ranks: `python -m services.worker.stage STAGE 0 SEAT`, the last one a
+"""The leader of a stage that is a group of ranks: `python -m services.worker.stage STAGE 0 SOCKET`, the last one a
 descriptor.
 
 To the other stages it is one rank (`services.worker.rank`); it starts the others of its stage itself, and ends with
@@ -15,8 +15,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from services.worker.group_sockets import GroupSocket
 from services.worker.rank_processes import start_stage
-from services.worker.seats import Seat
 from shared.config import Settings, load_settings
 from shared.exit_status import EXIT_FATAL
 from shared.logging import setup_logging
@@ -45,14 +45,14 @@ def lead_stage(settings: Settings, stage: int, join: Callable[[], FollowingRank]
 
 
 def main() -> int:
-    stage, _, seat = map(int, sys.argv[1:])
+    stage, _, descriptor = map(int, sys.argv[1:])
     settings = load_settings()
     engine, observation = settings.engine, settings.observation
     number = stage * engine.tensor_parallel_size
     setup_logging("rank", f"rank-{number}", level=observation.log_level, format=observation.log_format)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the leader, and the leader this one
 
-    descriptors = Seat(socket.socket(fileno=seat)).wait()
+    descriptors = GroupSocket(socket.socket(fileno=descriptor)).wait()
     if not descriptors:
         return 0
     channel, memory, link = descriptors

@@ -1,7 +1,7 @@
-"""Seats of ranks that are processes of one host: over its seat a rank gets the descriptors of the group that it joins,
-and of the next one where that group ends and it does not.
+"""The socket over which a rank gets, from the leader on its host, the descriptors of the group that it joins, and of the
+next group where that one ends and the rank does not.
 
-A seat that is closed is a rank that has to leave.
+A rank whose socket is closed has to leave.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MOST = 8  # descriptors
 WORD = b"group"
 
 
-class Seat:
+class GroupSocket:
     """A rank's end."""
 
     def __init__(self, end: socket.socket) -> None:
@@ -29,12 +29,12 @@ class Seat:
         return descriptors if word == WORD else []
 
 
-def give(end: socket.socket, descriptors: Sequence[int]) -> None:
-    """From the leader's end.  Raises OSError where the rank has gone."""
+def send_group(end: socket.socket, descriptors: Sequence[int]) -> None:
+    """From the leader's end.  Raises OSError where the rank has ended."""
     socket.send_fds(end, [WORD], descriptors)
 
 
-def seat_pair() -> tuple[socket.socket, socket.socket]:
+def group_socket_pair() -> tuple[socket.socket, socket.socket]:
     """The leader's end, and the rank's."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 

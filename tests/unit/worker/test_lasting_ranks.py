@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from services.worker import rank_processes
-from services.worker.rank_processes import MOST_GROUPS, SeatedRanks, StartedRanks
-from services.worker.seats import Seat, give, seat_pair
+from services.worker.group_sockets import GroupSocket, group_socket_pair, send_group
+from services.worker.rank_processes import MOST_GROUPS, LastingRanks, StartedRanks
 from shared.config import Settings
 from shared.ranks.channel import Channel
-from tests.unit.worker.seated import Sat
+from tests.unit.worker.idle_rank import Joined
 
 ROOT = Path(__file__).resolve().parents[3]
 WAIT = 30.0  # seconds
@@ -25,15 +25,15 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
-def seated(**settings: object) -> SeatedRanks:
+def lasting(**settings: object) -> LastingRanks:
     places = [(0, 1), (0, 2)]
-    return SeatedRanks(Settings.of(tensor_parallel_size=3, **settings), places, [1, 2], "tests.unit.worker.seated")
+    return LastingRanks(Settings.of(tensor_parallel_size=3, **settings), places, [1, 2], "tests.unit.worker.idle_rank")
 
 
-def said(started: StartedRanks) -> list[Sat]:
+def said(started: StartedRanks) -> list[Joined]:
     os.close(started.memory)
     channels = [Channel(end) for end in started.ends]
-    found = [channel.receive(Sat, patience=WAIT) for channel in channels]
+    found = [channel.receive(Joined, patience=WAIT) for channel in channels]
     for channel in channels:
         channel.close()
     return found
@@ -41,23 +41,23 @@ def said(started: StartedRanks) -> list[Sat]:
 
 @pytest.mark.usefixtures("here")
 def test_those_that_are_left_join_the_next_group() -> None:
-    ranks = seated()
+    ranks = lasting()
     first = ranks.next_group()
-    assert said(first) == [Sat(1, 1, 2), Sat(2, 1, 2)]
+    assert said(first) == [Joined(1, 1, 2), Joined(2, 1, 2)]
     lost, left = first.processes
     lost.kill()
     lost.wait(WAIT)
     second = ranks.next_group()
-    assert said(second) == [Sat(1, 1, 2), Sat(2, 2, 2)]
+    assert said(second) == [Joined(1, 1, 2), Joined(2, 2, 2)]
     assert second.processes[1].pid == left.pid and second.processes[0].pid != lost.pid
-    assert [*second.numbers] == [1, 2] and second.seats is ranks
+    assert [*second.numbers] == [1, 2] and second.lasting is ranks
     ranks.dismiss()
     assert [process.wait(WAIT) for process in second.processes] == [0, 0]
 
 
 @pytest.mark.usefixtures("here")
 def test_groups_that_end_again_and_again_are_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = seated()
+    ranks = lasting()
     for _ in range(MOST_GROUPS):
         assert ranks.may_form_again
         started = ranks.next_group()
@@ -79,17 +79,17 @@ def test_groups_that_end_again_and_again_are_the_last(monkeypatch: pytest.Monkey
     ],
 )
 def test_what_cannot_go_on(settings: dict[str, object]) -> None:
-    assert seated().may_form_again and not seated(**settings).may_form_again
+    assert lasting().may_form_again and not lasting(**settings).may_form_again
 
 
-def test_a_leader_that_is_gone_is_the_end_of_a_seat() -> None:
-    mine, theirs = seat_pair()
+def test_a_socket_that_the_leader_has_closed_gives_no_group() -> None:
+    mine, theirs = group_socket_pair()
     with mine, theirs:
-        give(mine, [mine.fileno()])
-        seat = Seat(theirs)
-        (descriptor,) = seat.wait()
+        send_group(mine, [mine.fileno()])
+        groups = GroupSocket(theirs)
+        (descriptor,) = groups.wait()
         os.close(descriptor)
         mine.close()
-        assert seat.wait() == []
+        assert groups.wait() == []
         with pytest.raises(OSError):
-            give(theirs, [0])
+            send_group(theirs, [0])
