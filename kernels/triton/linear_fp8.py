@@ -14,10 +14,9 @@ from torch import Tensor
 from kernels.ops.linear import LinearWeight
 from kernels.triton.launch import MIN_DOT, num_warps, power_of_2
 from kernels.triton.linear_int8 import Tile
-from kernels.triton.quantise import LARGEST_FP8, round_fp8
+from kernels.triton.quantise import AT_A_TIME, LARGEST_FP8, factor_of, launch_rows, round_fp8
 
 STRETCH = 128  # input features
-QUANTISED = 4096  # of a row at a time
 MANY_ROWS = 64
 MULTIPLE = 16  # of the features that the vendor's library multiplies
 
@@ -57,11 +56,10 @@ def quantise_groups(
     quantised = torch.empty(num_rows, depth, dtype=torch.float8_e4m3fn, device=x.device)
     scales = torch.empty(groups, num_rows, dtype=torch.float32, device=x.device)
     if groups == 1:
-        block = min(QUANTISED, power_of_2(depth))
-        quantise_row[(num_rows,)](x, quantised, scales, depth, x.stride(0), BLOCK=block, num_warps=num_warps(block))
+        launch_rows(x, quantised, scales)
     else:
         width = power_of_2(group)
-        several = max(1, min(power_of_2(groups), QUANTISED // width))
+        several = max(1, min(power_of_2(groups), AT_A_TIME // width))
         quantise_groups_of_row[(num_rows, triton.cdiv(groups, several))](
             x, quantised, scales, depth, x.stride(0), groups, num_rows, GROUP=group, WIDTH=width, SEVERAL=several,
             num_warps=num_warps(several * width),
@@ -85,31 +83,6 @@ def choose_tile(num_rows: int) -> Tile:
 
 
 @triton.jit
-def quantise_row(
-    x: tl.tensor,  # [num_rows, depth]
-    quantised: tl.tensor,  # [num_rows, depth] E4M3, contiguous
-    scales: tl.tensor,  # [num_rows] float32
-    depth: int,
-    stride: int,
-    BLOCK: tl.constexpr,
-) -> None:
-    row = tl.program_id(0).to(tl.int64)
-    most = tl.full((BLOCK,), 0.0, tl.float32)
-    for start in range(0, depth, BLOCK):
-        columns = start + tl.arange(0, BLOCK)
-        wide = tl.load(x + row * stride + columns, mask=columns < depth, other=0.0).to(tl.float32)
-        most = tl.maximum(most, tl.abs(wide))
-    largest = tl.max(most, 0)
-    factor = octets_per(largest)
-    for start in range(0, depth, BLOCK):
-        columns = start + tl.arange(0, BLOCK)
-        wide = tl.load(x + row * stride + columns, mask=columns < depth, other=0.0).to(tl.float32)
-        octets = round_fp8(wide * factor).to(quantised.dtype.element_ty)
-        tl.store(quantised + row * depth + columns, octets, mask=columns < depth)
-    tl.store(scales + row, tl.div_rn(largest, LARGEST_FP8))
-
-
-@triton.jit
 def quantise_groups_of_row(
     x: tl.tensor,  # [num_rows, depth]
     quantised: tl.tensor,  # [num_rows, depth] E4M3, contiguous
@@ -129,16 +102,9 @@ def quantise_groups_of_row(
     real = (within < GROUP)[None, :] & (columns < depth)
     wide = tl.load(x + row * stride + columns, mask=real, other=0.0).to(tl.float32)
     largest = tl.max(tl.abs(wide), 1)
-    octets = round_fp8(wide * octets_per(largest)[:, None]).to(quantised.dtype.element_ty)
+    octets = round_fp8(wide * factor_of(largest, LARGEST_FP8)[:, None]).to(quantised.dtype.element_ty)
     tl.store(quantised + row * depth + columns, octets, mask=real)
     tl.store(scales + groups.to(tl.int64) * num_rows + row, tl.div_rn(largest, LARGEST_FP8), mask=groups < num_groups)
-
-
-@triton.jit
-def octets_per(
-    largest: tl.tensor,  # float32
-) -> tl.tensor:  # float32: what makes the largest number that E4M3 has of it
-    return tl.where(largest > 0.0, tl.div_rn(LARGEST_FP8, tl.where(largest > 0.0, largest, 1.0)), 0.0)
 
 
 @triton.jit

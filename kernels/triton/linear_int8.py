@@ -14,10 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.ops.linear import LinearWeight
-from kernels.triton.launch import MIN_DOT, num_warps, power_of_2
-from kernels.triton.quantise import LEVELS, round_product
-
-STRETCH = 4096  # features quantised at a time
+from kernels.triton.launch import MIN_DOT, power_of_2
+from kernels.triton.quantise import launch_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +56,7 @@ def quantise_rows(
     num_rows, size = x.shape
     quantised = torch.empty(num_rows, size, dtype=torch.int8, device=x.device)
     scales = torch.empty(num_rows, dtype=torch.float32, device=x.device)
-    block = min(STRETCH, power_of_2(size))
-    quantise_row[(num_rows,)](x, quantised, scales, size, x.stride(0), BLOCK=block, num_warps=num_warps(block))
+    launch_rows(x, quantised, scales)
     return quantised, scales
 
 
@@ -70,30 +67,6 @@ def choose_tile(num_rows: int) -> Tile:
     if num_rows <= 64:
         return Tile(power_of_2(num_rows), 64, 128, 4, 4)
     return Tile(128, 128, 128, 8, 3)
-
-
-@triton.jit
-def quantise_row(
-    x: tl.tensor,  # [num_rows, size]
-    quantised: tl.tensor,  # [num_rows, size] int8, contiguous
-    scales: tl.tensor,  # [num_rows] float32
-    size: int,
-    stride: int,
-    BLOCK: tl.constexpr,
-) -> None:
-    row = tl.program_id(0).to(tl.int64)
-    most = tl.full((BLOCK,), 0.0, tl.float32)
-    for start in range(0, size, BLOCK):
-        columns = start + tl.arange(0, BLOCK)
-        wide = tl.load(x + row * stride + columns, mask=columns < size, other=0.0).to(tl.float32)
-        most = tl.maximum(most, tl.abs(wide))
-    largest = tl.max(most, 0)
-    factor = tl.where(largest > 0.0, tl.div_rn(LEVELS, tl.where(largest > 0.0, largest, 1.0)), 0.0)
-    for start in range(0, size, BLOCK):
-        columns = start + tl.arange(0, BLOCK)
-        wide = tl.load(x + row * stride + columns, mask=columns < size, other=0.0).to(tl.float32)
-        tl.store(quantised + row * size + columns, round_product(wide, factor).to(tl.int8), mask=columns < size)
-    tl.store(scales + row, tl.div_rn(largest, LEVELS))
 
 
 @triton.jit

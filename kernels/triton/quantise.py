@@ -1,10 +1,14 @@
-"""Rounding to the formats of the KV cache, as `kernels.ops.quantise` says it, for kernels that store."""
+"""Rounding to int8 and E4M3, as `kernels.ops.quantise` says it, for kernels that store, and of whole rows."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from kernels.triton.launch import num_warps, power_of_2
+
+AT_A_TIME = 4096  # features
 LEVELS = tl.constexpr(127.0)
 LARGEST_FP8 = tl.constexpr(448.0)
 ROUNDER = tl.constexpr(12582912.0)  # 1.5 * 2**23: what is added to it keeps no fraction
@@ -39,3 +43,51 @@ def round_fp8(
     normal = bits.to(tl.float32, bitcast=True)
     small = round_half_even(x / FP8_STEP) * FP8_STEP
     return tl.where(tl.abs(x) < SMALLEST_NORMAL_FP8, small, normal)
+
+
+def launch_rows(
+    x: Tensor,  # [num_rows, size]
+    quantised: Tensor,  # [num_rows, size] int8 or E4M3, contiguous; written
+    scales: Tensor,  # [num_rows] float32, in one piece; written
+) -> None:
+    size = x.shape[1]
+    block = min(AT_A_TIME, power_of_2(size))
+    quantise_row[(len(x),)](
+        x, quantised, scales, size, x.stride(0),
+        IS_INT8=not quantised.is_floating_point(), BLOCK=block, num_warps=num_warps(block),
+    )  # fmt: skip
+
+
+@triton.jit
+def quantise_row(
+    x: tl.tensor,  # [num_rows, size]
+    quantised: tl.tensor,  # [num_rows, size] int8 or E4M3, contiguous
+    scales: tl.tensor,  # [num_rows] float32
+    size: int,
+    stride: int,
+    IS_INT8: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    LARGEST: tl.constexpr = LEVELS if IS_INT8 else LARGEST_FP8
+    row = tl.program_id(0).to(tl.int64)
+    most = tl.full((BLOCK,), 0.0, tl.float32)
+    for start in range(0, size, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        wide = tl.load(x + row * stride + columns, mask=columns < size, other=0.0).to(tl.float32)
+        most = tl.maximum(most, tl.abs(wide))
+    largest = tl.max(most, 0)
+    factor = factor_of(largest, LARGEST)
+    for start in range(0, size, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        wide = tl.load(x + row * stride + columns, mask=columns < size, other=0.0).to(tl.float32)
+        rounded = round_product(wide, factor) if IS_INT8 else round_fp8(wide * factor)
+        tl.store(quantised + row * size + columns, rounded.to(quantised.dtype.element_ty), mask=columns < size)
+    tl.store(scales + row, tl.div_rn(largest, LARGEST))
+
+
+@triton.jit
+def factor_of(
+    largest: tl.tensor,  # float32
+    LARGEST: tl.constexpr,  # number of the format
+) -> tl.tensor:  # float32: by which the largest number of a row becomes that; 0 where all are 0
+    return tl.where(largest > 0.0, tl.div_rn(LARGEST, tl.where(largest > 0.0, largest, 1.0)), 0.0)

@@ -1,5 +1,5 @@
-"""The socket over which a rank gets, from the leader on its host, the descriptors of the group that it joins, and of the
-next group where that one ends and the rank does not.
+"""The socket over which a rank gets from the leader, on the same host, the descriptors of the group that it joins, and
+of the next group where that one ends and the rank does not.
 
 A rank whose socket is closed has to leave.
 """
