@@ -46,11 +46,13 @@ class Catalogue:
         heads = (shape.num_heads // shape.num_kv_heads, shape.head_dim)
         known = AttentionShape((heads,), shape.max_position_embeddings)
         self._kernels: Kernels = triton_kernels(known)
+        self._early = triton_kernels(known, early=True)
 
     def launches(self) -> Iterator[tuple[str, Launch]]:
         yield from self._attention()
         yield from self._latents()
         yield from self._layers()
+        yield from self._early_ones()
         yield from self._experts()
         yield from self._linear_attention()
         yield from self._sampling()
@@ -155,6 +157,25 @@ class Catalogue:
             for normed in (None, norm):
                 label = f"rotary_store{name}{', norm' if normed else ''}"
                 yield label, lambda n=normed, c=cache: kernels.rotary_store(qkv, turns, turns, n, c, slots)  # type: ignore[misc]
+
+    def _early_ones(self) -> Iterator[tuple[str, Launch]]:
+        """What a step of one token launches, where kernels may begin before the ones before them have ended."""
+        shape, kernels, dtype = self._shape, self._early, self._dtype
+        x, weight = torch.zeros(1, shape.hidden, dtype=dtype), torch.zeros(shape.hidden, dtype=dtype)
+        yield "early: rms_norm", lambda: kernels.rms_norm(x, weight, 1e-5)
+        yield "early: add_rms_norm", lambda: kernels.add_rms_norm(x, x, weight, 1e-5)
+        plain = linear.pack_linear(torch.zeros(shape.inner, shape.hidden, dtype=dtype))
+        yield "early: linear", lambda: kernels.linear(x, plain, None)
+        gates = torch.zeros(1, 2 * shape.inner, dtype=dtype)
+        yield "early: gated_activation", lambda: kernels.gated_activation(gates, "silu")
+        yield "early: activation", lambda: kernels.activation(gates, "gelu_tanh")
+        qkv = torch.zeros(1, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim, dtype=dtype)
+        turns, cache = torch.zeros(1, 1, shape.head_dim, dtype=dtype), self._cache(dtype)
+        yield "early: rotary_store", lambda: kernels.rotary_store(qkv, turns, turns, None, cache, torch.arange(1))
+        tables = torch.zeros(1, -(-self._context // BLOCK), dtype=torch.int64)
+        plan = kernels.plan_attention([1], [self._context], tables, BLOCK, [0])
+        query = torch.zeros(1, shape.num_heads, shape.head_dim, dtype=dtype)
+        yield "early: attention", lambda: kernels.paged_attention(query, cache, plan, shape.head_dim**-0.5, 0)
 
     def _linear_attention(self) -> Iterator[tuple[str, Launch]]:
         dtype, kernels, (key_heads, value_heads, dim) = self._dtype, self._kernels, DELTA_HEADS

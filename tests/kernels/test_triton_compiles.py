@@ -13,17 +13,15 @@ from kernels.provider import has_triton
 
 A_FEW_BYTES = 32  # of a thread: versions of triton differ by that much
 SHARED_BYTES = 232_448  # that one program can have there
+EARLY = {"norm_rows", "multiply_row", "activate_rows", "turn_and_store", "attend_tiles", "merge_parts"}
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
-import sys
 import torch
+from kernels.triton import launch
 from scripts.bench.gpu.shapes import LLAMA_3_8B
 from tests.kernels.compiling_ahead import HOPPER, MI300, compiling
 from tests.kernels.launches import Catalogue
-if {early}:
-    for module in [module for name, module in sys.modules.items() if name.startswith("kernels.triton.")]:
-        if hasattr(module, "when"):
-            module.when = lambda early, rows: dict(EARLY=True, launch_pdl=True)
+launch.launches_early = lambda device: {early}
 with compiling({target}, variants={variants}) as compiled:
     for name, launch in Catalogue(LLAMA_3_8B, torch.bfloat16).launches():
         launch()
@@ -60,6 +58,7 @@ def test_for_hopper_with_everything_in_registers() -> None:
     assert max(int(shared) for _, shared, *_ in told) <= SHARED_BYTES
     assert max(int(spilled) for spilled, *_ in told) <= A_FEW_BYTES
     assert {(is_early, count) for _, _, is_early, count, _ in told} == {("True", "1"), ("False", "0")}
+    assert {name for name, variants in found.items() if any(one.split()[2] == "True" for one in variants)} == EARLY
     assert {"True False", "False True"} <= {one.split(maxsplit=4)[4] for one in found["attend_tiles"]}
 
 
