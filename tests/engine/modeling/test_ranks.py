@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from engine.execution.runner import ModelRunner
 from engine.loading.load import load_runner
+from services.worker.ranks import RankGroup, WatchedRanks
 from shared.config import Settings
 from shared.errors import FatalError
 from shared.messages.steps import TokenLogprobs
@@ -57,6 +59,38 @@ def assert_same(settings: Settings, *ranks: int) -> None:
             assert say(runner) == wanted, f"{count} ranks"
 
 
+def assert_killed_rank_ends_the_group(settings: Settings) -> None:
+    with ranked(settings, 2) as (runner, group):
+        disturb(runner, group, signal.SIGKILL, "a rank has ended")
+        assert group.failure == "rank 1 of the group has ended with status -9"
+
+
+def assert_frozen_rank_ends_the_group(settings: Settings) -> None:
+    with ranked(settings, 2) as (runner, group):
+        disturb(runner, group, signal.SIGSTOP, "a rank is silent")
+        assert group.failure == "rank 1 of the group has been silent for 2 s"
+        group.processes[0].kill()  # a fork is waited for without a limit
+
+
+def disturb(runner: ModelRunner, group: RankGroup, number: signal.Signals, words: str) -> None:
+    """The first rank that does not lead gets the signal while tokens are made, and the next step fails with `words`."""
+    driver = Driver(runner)
+    driver.add(0, [5, 6, 7])
+    driver.generate(3)
+    os.kill(group.processes[0].pid, number)
+    with pytest.raises(FatalError, match=words):
+        driver.generate(400)
+    until_failed(group)
+
+
+def until_failed(group: WatchedRanks) -> None:
+    """The step may notice it before the thread that watches does."""
+    deadline = time.monotonic() + 10
+    while not group.failure:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_two_three_and_four_ranks_say_what_one_does() -> None:
     assert_same(settings_of(MODEL, dtype="float32"), 2, 3, 4)
 
@@ -98,26 +132,11 @@ def test_codes_of_a_checkpoint(fixture: str) -> None:
 
 
 def test_a_rank_that_ends_ends_the_group_at_once() -> None:
-    with ranked(settings_of(MODEL), 2) as (runner, group):
-        driver = Driver(runner)
-        driver.add(0, [5, 6, 7])
-        driver.generate(3)
-        os.kill(group.processes[0].pid, signal.SIGKILL)
-        with pytest.raises(FatalError, match="a rank has ended"):
-            driver.generate(400)
-        assert group.failure == "rank 1 of the group has ended with status -9"
+    assert_killed_rank_ends_the_group(settings_of(MODEL))
 
 
 def test_a_frozen_rank_ends_the_group_too() -> None:
-    with ranked(settings_of(MODEL), 2) as (runner, group):
-        driver = Driver(runner)
-        driver.add(0, [5, 6, 7])
-        driver.generate(3)
-        os.kill(group.processes[0].pid, signal.SIGSTOP)
-        with pytest.raises(FatalError, match="a rank is silent"):
-            driver.generate(400)
-        assert group.failure == "rank 1 of the group has been silent for 2 s"
-        group.processes[0].kill()  # a fork is waited for without a limit
+    assert_frozen_rank_ends_the_group(settings_of(MODEL))
 
 
 def test_ranks_that_read_different_steps_give_no_token() -> None:

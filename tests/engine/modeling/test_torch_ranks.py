@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,15 @@ from shared.errors import ConfigError, FatalError
 from shared.sampling import SamplingParams
 from tests.engine.checkpoints import save_checkpoint
 from tests.engine.driver import GREEDY, Driver
-from tests.engine.modeling.test_ranks import FIXTURES, MODEL, Said, say
+from tests.engine.modeling.test_ranks import (
+    FIXTURES,
+    MODEL,
+    Said,
+    assert_frozen_rank_ends_the_group,
+    assert_killed_rank_ends_the_group,
+    say,
+    until_failed,
+)
 from tests.engine.ranks import linked, ranked
 
 # 3 KV heads; the last rank of 3 has 16 of 112 inner features, and 19 of the vocabulary's 211 tokens are not in a panel.
@@ -162,36 +169,11 @@ def test_kernels_whose_columns_depend_on_others_are_a_class_of_their_own() -> No
 
 
 def test_a_rank_that_ends_ends_the_group_at_once() -> None:
-    with ranked(settings_of(MODEL), 2) as (runner, group):
-        driver = Driver(runner)
-        driver.add(0, [5, 6, 7])
-        driver.generate(3)
-        os.kill(group.processes[0].pid, signal.SIGKILL)
-        with pytest.raises(FatalError, match="a rank has ended"):
-            driver.generate(400)
-        until_failed(group)
-        assert group.failure == "rank 1 of the group has ended with status -9"
+    assert_killed_rank_ends_the_group(settings_of(MODEL))
 
 
 def test_a_frozen_rank_ends_the_group_too() -> None:
-    with ranked(settings_of(MODEL), 2) as (runner, group):
-        driver = Driver(runner)
-        driver.add(0, [5, 6, 7])
-        driver.generate(3)
-        os.kill(group.processes[0].pid, signal.SIGSTOP)
-        with pytest.raises(FatalError, match="a rank is silent"):
-            driver.generate(400)
-        until_failed(group)
-        assert group.failure == "rank 1 of the group has been silent for 2 s"
-        group.processes[0].kill()  # a fork is waited for without a limit
-
-
-def until_failed(group: Any) -> None:
-    """The step may notice it before the thread that watches does."""
-    deadline = time.monotonic() + 10
-    while not group.failure:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert_frozen_rank_ends_the_group(settings_of(MODEL))
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
