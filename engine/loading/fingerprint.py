@@ -129,10 +129,9 @@ def _numeric_class(backend: Backend) -> str:
 def native_class(target: str, formats: Formats) -> str:
     """AVX2 and AVX-512 sum in vectors of another length; products of bfloat16 are rounded as the processor does it.
 
-    A quantised model's attention has such products where tiles compute it.
+    A quantised model's attention has such products too, where the processor has them.
     """
-    by_tiles = "amx" in target and formats.rounds_attention
-    return target if formats.rounds or by_tiles else target.partition("+")[0]
+    return target if formats.rounds or formats.rounds_attention else target.partition("+")[0]
 
 
 def processor() -> str:

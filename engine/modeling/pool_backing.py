@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.weights.pages import HUGE
 
 POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14; an older one refuses, and pages come as they are written to
-AHEAD = 256 << 20  # bytes; not the whole pool: what is never used shall take no memory
+AHEAD, SHARE = 256 << 20, 4  # bytes, or if that is more a quarter of the pool: what is never used shall take no memory
 LEAST_POOL = 32 << 20  # bytes; a smaller pool's pages take too little time to matter
 SETTLE = 1.0  # seconds after a start, which other services need
 IDLE = 0.02  # seconds after a step
@@ -86,7 +86,7 @@ def _blocks_ahead(tensors: Sequence[Tensor], num_blocks: int) -> int:
     pool_bytes = sum(tensor.nbytes for tensor in tensors)
     if pool_bytes < LEAST_POOL or any(tensor.device.type != "cpu" for tensor in tensors):
         return 0
-    return AHEAD * num_blocks // pool_bytes
+    return max(AHEAD * num_blocks // pool_bytes, num_blocks // SHARE)
 
 
 def _pieces(begin: int, end: int) -> Iterator[tuple[int, int]]:

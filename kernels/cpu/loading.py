@@ -17,7 +17,7 @@ def load(target: str = NATIVE, *, defines: Sequence[str] = (), announce: Announc
     """The library for this machine, checked against the references.  Raises NativeUnavailable."""
     try:
         with library(target, defines=defines, announce=announce) as path:
-            return _load_once(path)
+            return load_file(path)
     except BuildError as error:
         raise NativeUnavailable(str(error)) from error
 
@@ -26,14 +26,14 @@ def load_compiled() -> Native | None:
     """The library where it is there already; None where it would have to be compiled, or does not serve."""
     try:
         with library(may_compile=False) as path:
-            return _load_once(path)
+            return load_file(path)
     except (BuildError, NativeUnavailable):
         return None
 
 
 @cache
-def _load_once(path: Path) -> Native:
-    """A library that is loaded twice is the same one, with the same team."""
+def load_file(path: Path) -> Native:
+    """A library that is loaded twice is the same one, with the same team.  Raises NativeUnavailable."""
     try:
         functions = abi.bind(ctypes.CDLL(str(path)))
     except (OSError, AttributeError) as error:

@@ -1,12 +1,13 @@
 """Where a step of the native kernels spends its time, beside what this processor can do at most.
 
     scripts/bench_kernels [--model DIR] [--dtype bfloat16] [--quantization none] [--threads 2] [--rounds 5]
-                          [--steps 1@192 32@192 304 2048] [--linear 2048 8192]
+                          [--steps 1@192 32@192 304 2048] [--linear 2048 8192] [--against LIBRARY.so]
 
 A step is ROWS@CONTEXT, a decoding one of so many sequences with the head's product, or the length of a prompt.  Each
 line has the best of the rounds, and what part of the team's cycles went into each phase, counted in rounds of their
-own.  `--linear`: instead, one linear of so many input and output features in every format of weights.  Peaks are loops
-of one instruction on registers, and of reads of memory that no cache holds.
+own.  `--linear`: instead, one linear of so many input and output features in every format of weights.  `--against`:
+instead, each step in turns with another build of the kernels, whose path `python -m kernels.cpu.build` prints in another
+checkout.  Peaks are loops of one instruction on registers, and of reads of memory that no cache holds.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import structlog
@@ -24,6 +27,7 @@ from engine.description.spec import ModelSpec
 from engine.loading.load import load_model
 from engine.modeling.batch import StepBatch
 from engine.modeling.native import NativeDecoder
+from kernels.cpu.loading import load_file
 from kernels.cpu.native import Native
 from scripts.bench.common.report import bench_parser
 from scripts.bench.kernel_linears import HEADER, linear_lines
@@ -146,6 +150,30 @@ def lines(
     return found
 
 
+def turns(
+    ours: NativeDecoder, other: NativeDecoder, all_steps: Sequence[MeasuredSteps], rounds: int
+) -> list[tuple[str, ...]]:
+    """A line of each step: the best milliseconds of the other build and of ours, each round of both, and the ratio."""
+    found = []
+    for steps in all_steps:
+        batch = steps.batch(ours.spec.vocab_size)
+        best = [float("inf")] * 2
+        for turn in range(-1, rounds):  # the first warms up
+            for which, model in ((0, other), (1, ours)) if turn % 2 else ((1, ours), (0, other)):
+                seconds = best_of(1, partial(run, model, steps, batch))
+                best[which] = min(best[which], seconds) if turn >= 0 else best[which]
+        found.append((str(steps), f"{1e3 * best[0]:.2f}", f"{1e3 * best[1]:.2f}", f"{best[0] / best[1]:.2f}"))
+    return found
+
+
+def with_library(path: Path, settings: Settings) -> NativeDecoder:
+    """The model as another build of the kernels computes it."""
+    with mock.patch("engine.loading.backend.load_native", return_value=load_file(path)):
+        model = load_model(settings).model
+    assert isinstance(model, NativeDecoder)
+    return model
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = bench_parser(__doc__, has_check=False)
     parser.add_argument("--model", default=MODEL)
@@ -160,6 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=[MeasuredSteps(1, 192), MeasuredSteps(32, 192), MeasuredSteps(304, 0), MeasuredSteps(2048, 0)],
     )
     parser.add_argument("--linear", nargs=2, type=int, metavar=("IN", "OUT"))
+    parser.add_argument("--against", type=Path, metavar="LIBRARY")
     given = parser.parse_args(arguments)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
     torch.set_num_threads(1)
@@ -183,6 +212,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     if given.linear:
         print(aligned(HEADER, linear_lines(native, given.linear[0], given.linear[1], given.rounds), left=(0,)))
+        return 0
+    if given.against:
+        other = with_library(given.against, settings)
+        other.layout.native.set_threads(given.threads, pin=False)
+        print(aligned(("step", "other, ms", "ours, ms", "ratio"), turns(model, other, given.steps, given.rounds), left=(0,)))
         return 0
     with native.counting() as phases:
         pass

@@ -38,7 +38,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     without_fallback(tmp_path, monkeypatch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(build, "PAUSES", (0.0, 0.0))
-    loading._load_once.cache_clear()
+    loading.load_file.cache_clear()
     return tmp_path / "cache" / "pageant" / "native"
 
 
@@ -318,7 +318,7 @@ def test_without_native_kernels_the_same_tokens_and_one_line(
     assert "slower" in warnings[0]["instead"]
     with pytest.raises(ConfigError, match="kernels is 'native', but "):
         greedy(kernels="native")
-    loading._load_once.cache_clear()
+    loading.load_file.cache_clear()
 
 
 def test_a_model_that_is_not_served(events: list[dict[str, Any]]) -> None:

@@ -40,7 +40,7 @@ inline Share share_of(const PgModel &m, const PgLayer &layer, const Routing &rou
 // experts, those that a rank has not are as its own.
 inline bool writes_rounded(const PgModel &m, const PgLayer &layer, const Routing &routing, bool round) {
     for (int64_t expert = 0; expert < routing.num_experts; expert++)
-        if (holds(m, layer, expert) && !reads_rounded(weight_of(layer, expert, true), round, 1)) return false;
+        if (holds(m, layer, expert) && !reads_rounded(weight_of(layer, expert, true), round)) return false;
     return true;
 }
 

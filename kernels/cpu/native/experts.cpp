@@ -185,7 +185,7 @@ void list_inner(const PgModel &m, const PgLayer &layer, const Passed &passed, co
         if (!shared && has_whole(m, layer)) continue;
         const int64_t first = shared ? layer.first_inner : layer.first_expert;
         const int64_t width = weight_of(layer, p.expert, false).n / (layer.gated ? 2 : 1);
-        if (passed.rows) written.add_tiled(passed.of(p), passed.layout(layer, p), first, width);
+        if (passed.rows) written.add_rounded(passed.of(p), passed.layout(layer, p), first, width);
         else written.add_columns(inner + p.first * stride, stride, p.last - p.first, first, width);
     }
 }

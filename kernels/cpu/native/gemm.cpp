@@ -18,22 +18,11 @@ PG_INLINE void tile(const Rows &x, int64_t row, const PgLinear &w, int64_t panel
         accumulate<FORMAT>(acc, (const float *)x.data + row * x.stride, x.stride, k, NR,
                            [&](int c) { return base + c / 2 * next + c % 2 * W * 4; }, [&] { fetch.next(); });
     } else {
-        constexpr int PER = KERNEL == DOT_BF16 ? 2 : 4;  // features in a lane
-        const int64_t next = NR * (k / PER), stride = x.stride / PER;
-        const uint32_t *base = (const uint32_t *)w.packed + panel * next;
-        const uint32_t *rows = (const uint32_t *)x.data + row * stride;
-        for (int64_t j = 0; j < k / PER; j++) {
-            fetch.next();
-            U columns[NC];
-#pragma GCC unroll 8
-            for (int c = 0; c < NC; c++) columns[c] = load<U>(base + c / 2 * next + j * NR + c % 2 * W);
-#pragma GCC unroll 16
-            for (int i = 0; i < MR; i++) {
-                const U given = splat_u(rows[i * stride + j]);
-#pragma GCC unroll 8
-                for (int c = 0; c < NC; c++) acc[i][c] = dot(acc[i][c], given, columns[c]);
-            }
-        }
+        constexpr int WIDTH = KERNEL == DOT_BF16 ? 2 : 1;  // bytes of a feature
+        const int64_t next = NR * k * WIDTH, stride = x.stride * WIDTH;
+        const uint8_t *base = (const uint8_t *)w.packed + panel * next, *columns[NC];
+        for (int c = 0; c < NC; c++) columns[c] = base + c / 2 * next + c % 2 * W * 4;
+        accumulate_dots(acc, (const char *)x.data + row * stride, stride, k * WIDTH / 4, columns, NR * 4, [&] { fetch.next(); });
     }
 #pragma GCC unroll 16
     for (int i = 0; i < MR; i++)

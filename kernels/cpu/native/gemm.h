@@ -53,18 +53,46 @@ struct Fetch {
     }
 };
 
+// Numbers of MR rows, one after the other.  Three rows share a pointer, for a loop has not registers enough for twelve.
+template <int MR>
+class RowPointers {
+  public:
+    PG_INLINE RowPointers(const void *rows, int64_t stride) : stride_(stride) {  // bytes
+        for (int i = 0; i < COUNT; i++) at_[i] = (const char *)rows + 3 * i * stride;
+    }
+    template <class T>
+    PG_INLINE T get(int row, int64_t ahead = 0) const {
+        T value;
+        memcpy(&value, at_[row / 3] + row % 3 * stride_ + ahead, sizeof value);
+        return value;
+    }
+    PG_INLINE void advance(int64_t bytes) {
+#pragma GCC unroll 8
+        for (int i = 0; i < COUNT; i++) {
+            at_[i] += bytes;
+            asm("" : "+r"(at_[i]));  // or the compiler makes a pointer of each row
+        }
+    }
+
+  private:
+    static constexpr int COUNT = (MR + 2) / 3;
+    const char *at_[COUNT];
+    int64_t stride_;
+};
+
 // acc[i][c] += sum over k of x[i][k] * column(c)[k], for k even.  `column(c)` gives base pointers.
 template <int FORMAT, int MR, int NC, class Column, class Next>
 PG_INLINE void accumulate(F (&acc)[MR][NC], const float *x, int64_t ldx, int64_t k, int64_t width, Column &&column,
                           Next &&next) {
-    for (int64_t j = 0; j < k; j += 2) {
+    RowPointers<MR> rows(x, ldx * 4);
+    for (int64_t j = 0; j < k; j += 2, rows.advance(8)) {
         next();
         Pair w[NC];
 #pragma GCC unroll 8
         for (int c = 0; c < NC; c++) w[c] = load_pair<FORMAT>(column(c), j, width, 0);
 #pragma GCC unroll 16
         for (int i = 0; i < MR; i++) {
-            const F even = splat(x[i * ldx + j]), odd = splat(x[i * ldx + j + 1]);
+            const F even = splat(rows.template get<float>(i)), odd = splat(rows.template get<float>(i, 4));
 #pragma GCC unroll 8
             for (int c = 0; c < NC; c++) acc[i][c] = fma(odd, w[c].odd, fma(even, w[c].even, acc[i][c]));
         }
@@ -104,6 +132,26 @@ PG_INLINE I dot(I acc, U x, U w) {
     return acc;
 }
 #endif
+
+// acc[i][c] += products of `num` words of each row, `stride` bytes from one row to the next, and of each column: pairs of
+// bfloat16, or four bytes.  From a column's vector to its next one are `width` bytes.
+template <class Sum, int MR, int NC, class Next>
+PG_INLINE void accumulate_dots(Sum (&acc)[MR][NC], const void *x, int64_t stride, int64_t num,
+                               const uint8_t *const (&columns)[NC], int64_t width, Next &&next) {
+    RowPointers<MR> rows(x, stride);
+    for (int64_t j = 0; j < num; j++, rows.advance(4)) {
+        next();
+        U words[NC];
+#pragma GCC unroll 8
+        for (int c = 0; c < NC; c++) words[c] = load<U>(columns[c] + j * width);
+#pragma GCC unroll 16
+        for (int i = 0; i < MR; i++) {
+            const U given = splat_u(rows.template get<uint32_t>(i));
+#pragma GCC unroll 8
+            for (int c = 0; c < NC; c++) acc[i][c] = dot(acc[i][c], given, words[c]);
+        }
+    }
+}
 
 enum Kernel { FLOAT_F32, FLOAT_BF16, DOT_BF16, DOT_I8, DOT_I4 };
 
@@ -328,6 +376,7 @@ PG_INLINE void block(Kernel kernel, const Rows &x, int64_t first, int64_t last, 
         for (int64_t i = 0, row = first; i < tiles; i++) {
             const int64_t next = first + (last - first) * (i + 1) / tiles, rows = next - row;
             const TileFunction function = tile_function(kernel, rows);
+            for (int64_t r = row; target.rows && tiles > 1 && r < next; r++) target.fetch(r, panel * NR);
             taken = function(x, row, w, panel, tiles == 1 ? end : panel + 1, ahead(kernel, w, panel, i, tiles), results);
             for (int64_t p = 0; p < taken; p++)
                 hand_out(kernel, x, row, row + rows, w, panel + p, results + p * rows * NR, out);

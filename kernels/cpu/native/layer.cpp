@@ -69,7 +69,7 @@ Activations norm_divided(Member &member, const Step &s, const float *x, const Pg
 Activations norm_for(Member &member, const Step &s, const float *x, const PgNorm &norm, int64_t rows, const PgLinear &w) {
     if (s.m.group && s.m.group->sequence_parallel) return norm_divided(member, s, x, norm, rows);
     Activations given = s.activations(s.normed, s.hidden_stride, rows);
-    given.ready = reads_rounded(w, given.round, rows);
+    given.ready = reads_rounded(w, given.round);
     if (!given.ready) {
         ::norm(member, s, x, norm, rows);
         return given;
@@ -162,8 +162,7 @@ Attention attention_of(const PgModel &m, const PgLayer &layer, const float *quer
     a.table = layer.table, a.latent = latent, a.value_dim = latent ? layer.latent->rank : layer.head_dim;
     a.scale = scale, a.softcap = layer.softcap, a.sinks = layer.sinks;
     a.query = query, a.query_stride = query_stride, a.out = out, a.out_stride = out_stride;
-    a.tiled = HAS_TILES && m.round_attention && m.kv_format == PG_BF16 && !latent && layer.head_dim % 32 == 0 &&
-              tiles_allowed();
+    a.rounds = HAS_BF16_DOT && m.round_attention && m.kv_format == PG_BF16 && !latent && layer.head_dim % 32 == 0;
     return a;
 }
 
@@ -245,17 +244,19 @@ void attention_half(Member &member, const Step &s, const PgLayer &layer, bool la
     if (layer.latent) query = latent_queries(member, s, layer, query, rows, last);
     float *own = s.attended + layer.first_attended;
     Attention a = attention_of(m, layer, query.x, query.stride, own, s.attended_stride);
-    if (a.tiled && !layer.attention_gate && reads_rounded(layer.output, m.round_activations != 0, rows))
+    if (a.rounds && !layer.attention_gate && reads_rounded(layer.output, m.round_activations != 0))
         a.rounded = (uint16_t *)s.attended, a.layout = layout_of(DOT_BF16, layer.output, rows), a.first = layer.first_attended;
     Clock::enter(PG_ATTENDING);
-    member.for_each((int64_t)items.size(), 1, [&](int64_t i, int64_t) { attend(a, items[i].group, items[i].head); });
+    member.for_each((int64_t)items.size(), 1, [&](int64_t i, int64_t) {
+        attend(a, items[i], i + 1 < (int64_t)items.size() ? &items[i + 1] : nullptr);
+    });
     if (layer.attention_gate) {
         member.barrier();
         gate_attended(member, s, layer, rows, last);
     }
     meet(member, m.group, [&](Written &written) {
         const int64_t width = layer.num_heads * layer.head_dim;
-        if (a.rounded) written.add_tiled(a.rounded, a.layout, a.first, width);
+        if (a.rounded) written.add_rounded(a.rounded, a.layout, a.first, width);
         else written.add_columns(s.attended, s.attended_stride, rows, layer.first_attended, width);
     });
     Vectors values{s.attended, s.attended_stride};
@@ -287,7 +288,7 @@ void feed_forward(Member &member, const Step &s, const PgLayer &layer, Activatio
     const bool last = residual == s.kept;
     Inner inner{s.inner, s.inner_stride, nullptr, {}, layer.first_inner};
     Activations between = s.activations(s.inner, s.inner_stride, rows);
-    between.ready = reads_rounded(layer.down, given.round, rows);
+    between.ready = reads_rounded(layer.down, given.round);
     if (between.ready) {
         between.converted = inner.rounded = (uint16_t *)s.inner;
         inner.layout = layout_of(DOT_BF16, layer.down, rows);
@@ -301,7 +302,7 @@ void feed_forward(Member &member, const Step &s, const PgLayer &layer, Activatio
     });
     meet(member, s.m.group, [&](Written &written) {
         const int64_t width = layer.gate_up.n / (layer.gated ? 2 : 1);
-        if (inner.rounded) written.add_tiled(inner.rounded, inner.layout, inner.first, width);
+        if (inner.rounded) written.add_rounded(inner.rounded, inner.layout, inner.first, width);
         else written.add_columns(s.inner, s.inner_stride, rows, inner.first, width);
     });
     const LoraRows more = add_lora(member, s, layer, LORA_DOWN, between, last);

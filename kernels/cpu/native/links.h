@@ -26,10 +26,12 @@ class Written {
     void add_columns(const float *rows, int64_t stride, int64_t count, int64_t first, int64_t n) {
         add(rows + first, count, stride * 4, n * 4);
     }
-    // The same of rows of bfloat16 that lie as tiles read them; `first` is a multiple of 32.
-    void add_tiled(const uint16_t *rows, const RowLayout &layout, int64_t first, int64_t n) {
+    // The same of rows of bfloat16 that lie as a linear reads them; `first` is a multiple of 32.
+    void add_rounded(const uint16_t *rows, const RowLayout &layout, int64_t first, int64_t n) {
+        uint16_t *begin = const_cast<uint16_t *>(rows);
+        if (!layout.tiled) return add(layout.pair(begin, 0, first), layout.count, layout.stride(layout.bytes), n * 2);
         for (int64_t row = 0; row < layout.count; row += TILE_ROWS)
-            add(layout.pair(const_cast<uint16_t *>(rows), row, first), 1, 0, (n + 31) / 32 * layout.gap(row));
+            add(layout.pair(begin, row, first), 1, 0, (n + 31) / 32 * layout.gap(row));
     }
     std::vector<Stretch> stretches;
 

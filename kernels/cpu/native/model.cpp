@@ -276,7 +276,7 @@ extern "C" int32_t pg_abi(void) { return PG_ABI; }
 extern "C" const char *pg_target(void) {
     if (W < 16) return "avx2";
     if (HAS_TILES && tiles_allowed()) return "avx512+bf16+amx3";
-    return HAS_BF16_DOT ? "avx512+bf16" : "avx512";
+    return HAS_BF16_DOT ? "avx512+bf16.2" : "avx512";
 }
 
 extern "C" void pg_set_threads(int32_t count, int32_t pin) { team_resize(count, pin != 0); }

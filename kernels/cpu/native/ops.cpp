@@ -62,7 +62,7 @@ void round_row(float *x, int64_t n) {
 
 void to_bf16_row(const float *x, int64_t n, uint16_t *out, int64_t gap) {
     const int64_t skip = gap / 2 - 32;
-    for (int64_t i = 0; i < n; i += W) store(out + i + i / 32 * skip, to_bf16(load<F>(x + i)));
+    for (int64_t i = 0; i < n; i += W) store_bf16(out + i + i / 32 * skip, load<F>(x + i));
 }
 
 float quantize_row(const float *x, int64_t n, uint8_t *out, int64_t gap) {

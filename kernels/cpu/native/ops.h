@@ -52,11 +52,8 @@ struct Activations {
     bool ready = false;  // `converted` holds them already, as the next linear reads them
 };
 
-// Whether a linear reads its rows as tiles of bfloat16: what comes before it can then write them so.
-inline bool reads_rounded(const PgLinear &w, bool round, int64_t rows) {
-    const Kernel kernel = kernel_of(w, round);
-    return kernel == DOT_BF16 && by_tiles(kernel, w, rows);
-}
+// Whether a linear reads its rows in bfloat16: what comes before it can then write them so, in groups of 32.
+inline bool reads_rounded(const PgLinear &w, bool round) { return kernel_of(w, round) == DOT_BF16 && w.k % 32 == 0; }
 
 // The first `count` of W values, zeros behind them.
 PG_INLINE F load_some(const float *p, int64_t count) {
@@ -117,5 +114,5 @@ void linear(Member &member, const Activations &given, const PgLinear &w, Out &&o
         });
         member.barrier();
     }
-    multiply(member, kernel, {a.x, a.stride, nullptr}, a.m, w, finish);
+    multiply(member, kernel, {a.x, a.stride, nullptr}, a.m, w, finish, target);
 }

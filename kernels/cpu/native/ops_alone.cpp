@@ -40,7 +40,7 @@ extern "C" void pg_attention(const PgModel *model, const PgLayer *layer, const P
     const int64_t out_width = layer->latent ? layer->num_heads * layer->latent->rank : width;
     const Attention a = attention_of(one, *layer, query, width, out, out_width);
     parallel([&](Member &member) {
-        member.for_each((int64_t)items.size(), 1, [&](int64_t i, int64_t) { attend(a, items[i].group, items[i].head); });
+        member.for_each((int64_t)items.size(), 1, [&](int64_t i, int64_t) { attend(a, items[i], nullptr); });
     });
 }
 

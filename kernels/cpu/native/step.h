@@ -4,18 +4,12 @@
 
 #include "delta.h"
 #include "group.h"
-#include "kv.h"
+#include "attention.h"
 
 inline int64_t padded(int64_t n) { return (n + NR - 1) / NR * NR; }
 
 // From a row to the next: an odd number of cache lines, or the rows of a tile would fight for the same places.
 inline int64_t row_stride(int64_t n) { return (n + 15) / 16 % 2 ? padded(n) + 16 : padded(n + 16) + 16; }
-
-// The attention of one group of queries, for one group of heads.
-struct AttentionItem {
-    QueryGroup group;
-    int64_t head;
-};
 
 // Query heads that are attended to together: those of a KV head, or as many as share the reading of latents.
 inline int64_t query_share(const PgLayer &layer) {
