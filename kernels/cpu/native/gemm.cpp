@@ -16,13 +16,13 @@ PG_INLINE void tile(const Rows &x, int64_t row, const PgLinear &w, int64_t panel
         const int64_t next = NR * k * (KERNEL == FLOAT_F32 ? 4 : 2);
         const uint8_t *base = (const uint8_t *)w.packed + panel * next;
         accumulate<FORMAT>(acc, (const float *)x.data + row * x.stride, x.stride, k, NR,
-                           [&](int c) { return base + c / 2 * next + c % 2 * W * 4; }, [&] { fetch.next(); });
+                           [&](int c) { return base + c / 2 * next + c % 2 * W * 4; }, [&] { fetch.next<MR>(); });
     } else {
         constexpr int WIDTH = KERNEL == DOT_BF16 ? 2 : 1;  // bytes of a feature
         const int64_t next = NR * k * WIDTH, stride = x.stride * WIDTH;
         const uint8_t *base = (const uint8_t *)w.packed + panel * next, *columns[NC];
         for (int c = 0; c < NC; c++) columns[c] = base + c / 2 * next + c % 2 * W * 4;
-        accumulate_dots(acc, (const char *)x.data + row * stride, stride, k * WIDTH / 4, columns, NR * 4, [&] { fetch.next(); });
+        accumulate_dots(acc, (const char *)x.data + row * stride, stride, k * WIDTH / 4, columns, NR * 4, [&] { fetch.next<MR>(); });
     }
 #pragma GCC unroll 16
     for (int i = 0; i < MR; i++)

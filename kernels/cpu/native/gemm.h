@@ -41,16 +41,25 @@ PG_INLINE Pair load_pair(const uint8_t *base, int64_t k, int64_t width, int64_t 
     }
 }
 
-// Memory asked for while a microkernel works on what came before: every round two lines `gap` apart.
+// Memory asked for while a microkernel works on what came before: every round two lines `gap` apart, into the second-level
+// cache, or the `nearest` one.
 struct Fetch {
     const char *at;
     int64_t gap, advance;
+    bool nearest = false;
 
+    template <int ROWS>
     PG_INLINE void next() {
-        _mm_prefetch(at, _MM_HINT_T1);
-        _mm_prefetch(at + gap, _MM_HINT_T1);
+        if (ROWS > FEW && nearest) {
+            _mm_prefetch(at, _MM_HINT_T0);
+            _mm_prefetch(at + gap, _MM_HINT_T0);
+        } else {
+            _mm_prefetch(at, _MM_HINT_T1);
+            _mm_prefetch(at + gap, _MM_HINT_T1);
+        }
         at += advance;
     }
+    static constexpr int FEW = 4;
 };
 
 // Numbers of MR rows, one after the other.  Three rows share a pointer, for a loop has not registers enough for twelve.
@@ -222,7 +231,7 @@ PG_INLINE Fetch ahead(Kernel kernel, const PgLinear &w, int64_t panel, int64_t i
     const int64_t bytes = NR * w.k * (kernel == DOT_I8 ? 1 : kernel == FLOAT_F32 ? 4 : 2);
     const char *base = (const char *)w.packed + panel * bytes;
     const int64_t per_round = NR * (kernel == FLOAT_F32 ? 8 : 4);
-    if (tiles == 1) return {base + DISTANCE, per_round / 2, per_round};
+    if (tiles == 1) return {base + DISTANCE, per_round / 2, per_round, true};
     if (i < 2) return {base + bytes + i * bytes / 2, per_round > 128 ? 64 : 0, per_round / 2};
     return {base, 0, 0};
 }
