@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import median, quantiles
 from unittest import mock
 
 import numpy as np
@@ -39,6 +40,7 @@ BLOCK_SIZE, NUM_BLOCKS = 16, 1200
 PEAKS = ("float32", "bfloat16 vectors", "int8 vectors", "bfloat16 tiles", "int8 tiles")  # PgPeak
 OPERATIONS = 4e10  # of each peak
 READ_BYTES = 1 << 28
+TURNS = 60
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,20 @@ def read_ceiling(native: Native, num_rounds: int) -> float:
     """Bytes per second."""
     memory = torch.ones(READ_BYTES, dtype=torch.uint8)
     return READ_BYTES / best_of(num_rounds, partial(native.read, memory))
+
+
+def of_floor(model: NativeDecoder, native: Native, steps: MeasuredSteps, turns: int) -> str:
+    """A decoding step of one row against reading as many bytes as it reads, in turns: memory's speed drifts."""
+    cache = steps.context * sum(model.layer_bytes(BLOCK_SIZE)) / BLOCK_SIZE
+    weights = sum(linear.packed.nbytes for linear in (*model.dense_linears(), model.head))
+    memory = torch.ones(int(weights + cache), dtype=torch.uint8)
+    batch = steps.batch(model.spec.vocab_size)
+    times = [(best_of(1, partial(native.read, memory)), best_of(1, partial(run, model, steps, batch))) for _ in range(turns)]
+    shares, reads = [read / step for read, step in times], [memory.nbytes / read for read, _ in times]
+    return (
+        f"{steps}: {median(shares):.2f} of the memory floor (quartiles {quantiles(shares)[0]:.2f} and "
+        f"{quantiles(shares)[2]:.2f}), {memory.nbytes / 1e6:.0f} MB read at {median(reads) / 1e9:.1f} GB/s in turns"
+    )
 
 
 def lines(
@@ -222,4 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         pass
     header = ("step", "ms", "linears, TFLOP/s", "attention, TFLOP/s", *(f"{phase}, %" for phase in phases))
     print(aligned(header, lines(model, native, given.steps, given.rounds), left=(0,)))
+    for steps in given.steps:
+        if steps.rows == 1 and steps.context:
+            print(of_floor(model, native, steps, TURNS))
     return 0

@@ -382,7 +382,7 @@ void pg_counted(int64_t *cycles);  // [PG_PHASES]
 // `rounds` of one instruction by every member, its operands in registers; returns the operations, 0: not on this processor.
 enum PgPeak { PG_PEAK_F32 = 0, PG_PEAK_BF16 = 1, PG_PEAK_I8 = 2, PG_PEAK_TILES_BF16 = 3, PG_PEAK_TILES_I8 = 4 };
 int64_t pg_peak(int32_t kind, int64_t rounds);
-// Reads memory [bytes], all members together; returns something of it.
+// Reads memory [bytes], whole pieces of 256 KiB, all members together; returns something of it.
 int64_t pg_read(const void *memory, int64_t bytes);
 
 #ifdef __cplusplus
