@@ -6,8 +6,8 @@
 A step is ROWS@CONTEXT, a decoding one of so many sequences with the head's product, or the length of a prompt.  Each
 line has the best of the rounds, and what part of the team's cycles went into each phase, counted in rounds of their
 own.  `--linear`: instead, one linear of so many input and output features in every format of weights.  `--against`:
-instead, each step in turns with another build of the kernels, whose path `python -m kernels.cpu.build` prints in another
-checkout.  Peaks are loops of one instruction on registers, and of reads of memory that no cache holds.
+instead, each step in turns with another build of the kernels, whose path `python -m kernels.cpu.build` prints in
+another checkout.  Peaks are loops of one instruction on registers, and of reads of memory that no cache holds.
 """
 
 from __future__ import annotations
@@ -128,7 +128,8 @@ def of_floor(model: NativeDecoder, native: Native, steps: MeasuredSteps, turns: 
     weights = sum(linear.packed.nbytes for linear in (*model.dense_linears(), model.head))
     memory = torch.ones(int(weights + cache), dtype=torch.uint8)
     batch = steps.batch(model.spec.vocab_size)
-    times = [(best_of(1, partial(native.read, memory)), best_of(1, partial(run, model, steps, batch))) for _ in range(turns)]
+    both = partial(native.read, memory), partial(run, model, steps, batch)
+    times = [(best_of(1, both[0]), best_of(1, both[1])) for _ in range(turns)]
     shares, reads = [read / step for read, step in times], [memory.nbytes / read for read, _ in times]
     return (
         f"{steps}: {median(shares):.2f} of the memory floor (quartiles {quantiles(shares)[0]:.2f} and "
@@ -232,7 +233,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.against:
         other = with_library(given.against, settings)
         other.layout.native.set_threads(given.threads, pin=False)
-        print(aligned(("step", "other, ms", "ours, ms", "ratio"), turns(model, other, given.steps, given.rounds), left=(0,)))
+        against = ("step", "other, ms", "ours, ms", "ratio")
+        print(aligned(against, turns(model, other, given.steps, given.rounds), left=(0,)))
         return 0
     with native.counting() as phases:
         pass
