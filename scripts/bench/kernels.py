@@ -171,7 +171,7 @@ def turns(
     ours: NativeDecoder, other: NativeDecoder, all_steps: Sequence[MeasuredSteps], rounds: int
 ) -> list[tuple[str, ...]]:
     """A line of each step: the best milliseconds of the other build and of ours, each round of both, and the ratio."""
-    found = []
+    found: list[tuple[str, ...]] = []
     for steps in all_steps:
         batch = steps.batch(ours.spec.vocab_size)
         best = [float("inf")] * 2
