@@ -181,8 +181,16 @@ class Paged:
             self.native.store_kv(shape, keys, values, where, *self.blocks)
         self.shape = shape
 
-    def _slots(self, index: int) -> np.ndarray:
-        places = np.arange(self.lengths[index])
+    def leave_behind(self, number: float) -> None:
+        """As of a sequence that had these blocks before: every slot behind a sequence's last token holds the number."""
+        ends = -(-np.array(self.lengths) // self.block_size) * self.block_size
+        behind = [self._slots(index, int(end))[self.lengths[index] :] for index, end in enumerate(ends)]
+        slots = torch.from_numpy(np.concatenate(behind))
+        left = torch.full((len(slots), self.shape.num_kv_heads, self.head_dim), number)
+        self.native.store_kv(self.shape, left, left, slots, *self.blocks)
+
+    def _slots(self, index: int, end: int = 0) -> np.ndarray:
+        places = np.arange(end or self.lengths[index])
         blocks: np.ndarray = self.tables[index, places // self.block_size]
         return blocks * self.block_size + places % self.block_size
 
@@ -248,6 +256,18 @@ def test_attention_of_rounded_queries_is_near(native: Native, heads: tuple[int, 
     for found, wanted in both:
         torch.testing.assert_close(found, wanted, atol=3e-2, rtol=2e-2)
         assert float((found - wanted).abs().mean()) < 2e-3
+
+
+@pytest.mark.parametrize(("dtype", "rounds"), [*((dtype, False) for dtype in KV_DTYPES), (torch.bfloat16, True)])
+def test_attention_sees_nothing_that_an_earlier_sequence_left(native: Native, dtype: torch.dtype, rounds: bool) -> None:
+    """A block comes as it was freed: where a model computed no numbers for one request, others do not see them."""
+    paged = Paged(native, [1, 65, 16, 33, 2, 301], (6, 2, 32), 16, dtype)
+    scheduled = [1, 1, 16, 20, 1, 40]
+    before = paged.attend(scheduled, 0, rounds=rounds)
+    for number in (float("nan"), float("inf")):
+        paged.leave_behind(number)
+        for found, wanted in zip(paged.attend(scheduled, 0, rounds=rounds), before, strict=True):
+            assert torch.equal(found, wanted)
 
 
 @pytest.mark.parametrize("heads", [(9, 3, 64), (6, 2, 32)])

@@ -330,6 +330,26 @@ def test_paged_attention(heads: tuple[int, int, int], block_size: int, window: i
     assert not found[-3:].any()
 
 
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_attention_sees_nothing_that_an_earlier_sequence_left(kv_dtype: torch.dtype) -> None:
+    """A block comes as it was freed: where a model computed no numbers for one request, others do not see them."""
+    paged = Paged([1, 1, 4, 30], [1, 65, 4, 37], (6, 2, 16), 16, kv_dtype=kv_dtype)
+    before = paged.found(0)
+    slots = [
+        paged.tables[i, length // 16] * 16 + torch.arange(length % 16, 16, device=DEVICE)
+        for i, length in enumerate(paged.seq_lens)
+    ]
+    for number in (float("nan"), float("inf")):
+        left = torch.full((sum(map(len, slots)), 2, 16), number, device=DEVICE)
+        if kv_dtype == torch.int8:
+            assert paged.cache.key_scales is not None and paged.cache.value_scales is not None
+            for scales in (paged.cache.key_scales, paged.cache.value_scales):
+                scales.view(-1, 2)[torch.cat(slots)] = number
+        else:
+            REFERENCE.store_kv(left, left, paged.cache, torch.cat(slots))
+        assert torch.equal(paged.found(0), before)
+
+
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_head_dims(head_dim: int, dtype: torch.dtype) -> None:

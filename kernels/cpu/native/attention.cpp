@@ -47,6 +47,16 @@ __attribute__((noinline)) void score(const Attention &a, const KeyTile &t, int64
     }
 }
 
+// The products of a token that is the first of its pair; what an earlier sequence left in the second's place is not looked
+// at, for zero times what is no number is none.
+template <int FORMAT, int MR, int NC, class Column>
+PG_INLINE void add_last(F (&acc)[MR][NC], const float *p, int64_t token, int64_t dims, Column &&column) {
+    for (int c = 0; c < NC; c++) {
+        const F value = load_pair<FORMAT>(column(c), token, dims, 0).even;
+        for (int i = 0; i < MR; i++) acc[i][c] = fma(splat(p[i * TILE]), value, acc[i][c]);
+    }
+}
+
 template <int FORMAT, int MR>
 __attribute__((noinline)) void mix(const Attention &a, const KeyTile &t, int64_t head, const float *p, float *mixed) {
     const KVShape &s = a.shape;
@@ -59,8 +69,9 @@ __attribute__((noinline)) void mix(const Attention &a, const KeyTile &t, int64_t
             const uint8_t *base = a.values + t.blocks[s.block_of(token)] * s.block_bytes() + head * s.head_bytes() +
                                   d * column_bytes(FORMAT);
             const int64_t count = t.count - token < s.block_size ? t.count - token : s.block_size;
-            accumulate<FORMAT>(acc, p + token, TILE, (count + 1) / 2 * 2, s.head_dim,
-                               [&](int c) { return base + c * W * column_bytes(FORMAT); }, [] {});
+            const auto column = [&](int c) { return base + c * W * column_bytes(FORMAT); };
+            accumulate<FORMAT>(acc, p + token, TILE, count / 2 * 2, s.head_dim, column, [] {});
+            if (count % 2) add_last<FORMAT>(acc, p + token + count - 1, count - 1, s.head_dim, column);
         }
         for (int i = 0; i < MR; i++)
             for (int c = 0; c < NC; c++) store(mixed + i * s.head_dim + d + c * W, acc[i][c]);
@@ -178,7 +189,7 @@ void soften(const Attention &a, const KeyTile &t, int64_t head, float peak, int6
         sum = sum + p;
         if (s.format == PG_I8) {
             const uint8_t *block = a.values + t.blocks[s.block_of(v * W)] * s.block_bytes();
-            p = p * load<F>(s.scales(block, head) + s.offset_of(v * W));
+            p = select(p > 0.0f, p * load<F>(s.scales(block, head) + s.offset_of(v * W)), F{});  // of what is there
         }
         store(scores + v * W, p);
     }
