@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from scripts.bench.common.proc import has_bf16
 from scripts.bench.common.report import Result
@@ -12,6 +13,7 @@ from scripts.bench.peers.rounds import EngineRecord
 from scripts.bench.peers.workloads import WORKLOADS
 
 Records = Mapping[tuple[str, str], EngineRecord]  # by workload and engine
+WarmUps = Mapping[tuple[str, str], float]  # seconds, by the same
 
 RUNNER_TARGETS = {
     "S": {"a": 1.5, "b1": 1.4, "b2": 1.4, "c": 1.1, "d": 1.3},
@@ -73,10 +75,12 @@ def best_peer(records: Records, workload: str) -> tuple[str, EngineRecord] | Non
     return max(peers, key=lambda pair: pair[1].speed, default=None)
 
 
-def ratio_lines(records: Records, model: str, quantization: str) -> list[Result]:
-    """One line for each engine of ours and workload that was run."""
+def ratio_lines(
+    records: Records, model: str, quantization: str, warm_ups: WarmUps = MappingProxyType({})
+) -> list[Result]:
+    """One line for each engine of ours and workload that was run; of warm-ups where they left no peer to run it."""
     played = [name for name in WORKLOADS if any(name == workload for workload, _ in records)]
-    lines = [ratio_line(records, model, quantization, e, name) for e in (RUNNER, CHAIN) for name in played]
+    lines = [ratio_line(records, model, quantization, e, name, warm_ups) for e in (RUNNER, CHAIN) for name in played]
     own, wider = records.get(("b1", RUNNER)), records.get(("b1", RUNNER_INT8))
     if own is not None and wider is not None:
         note = f"{shown(own)} against {shown(wider)} {WORKLOADS['b1'].unit}"
@@ -85,12 +89,18 @@ def ratio_lines(records: Records, model: str, quantization: str) -> list[Result]
     return lines
 
 
-def ratio_line(records: Records, model: str, quantization: str, engine: str, workload: str) -> Result:
+def ratio_line(
+    records: Records, model: str, quantization: str, engine: str, workload: str, warm_ups: WarmUps
+) -> Result:
     """Missed where either side has no figure."""
     kind = "" if quantization == FULL else f" {quantization}"
     what = f"{engine}{kind} / best peer, {model}, {workload} ({WORKLOADS[workload].what})"
     bound = target(engine, model, quantization, workload, has_bf16())
     own, best = records.get((workload, engine)), best_peer(records, workload)
+    peers = {seconds: name for (played, name), seconds in warm_ups.items() if played == workload and name not in OURS}
+    if own is not None and best is None and peers and (warm := warm_ups.get((workload, engine))):
+        note = f"of the warm-ups: {warm:.2f} against {min(peers):.2f} s of {peers[min(peers)]}"
+        return Result(what, min(peers) / warm, "x", at_least=bound, note=note)
     if own is None or best is None:
         return Result(what, None, "x", at_least=bound, note="no figure of ours" if own is None else "no peer")
     note = f"{shown(own)} against {shown(best[1])} {WORKLOADS[workload].unit} of {best[0]}"

@@ -116,7 +116,7 @@ class Match:
     def lines(self) -> list[Result]:
         """Ratios, then what is measured against the machine itself."""
         records = self._contest.records
-        found = ratio_lines(records, self._model, self._quantization)
+        found = ratio_lines(records, self._model, self._quantization, self._contest.warm_ups)
         if self._bandwidths:
             streamed = models.streamed_bytes(self._model, quantization=self._quantization)
             found.append(floor_line(records, self._model, self._quantization, streamed, median(self._bandwidths)))

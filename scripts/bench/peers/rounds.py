@@ -68,6 +68,7 @@ class PeerContest:
     timeout: float  # of one run, seconds
     records: dict[tuple[str, str], EngineRecord] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
+    warm_ups: dict[tuple[str, str], float] = field(default_factory=dict)  # seconds
 
     def play(self, workload: Workload, num_rounds: int, before: Callable[[], None] = lambda: None) -> None:
         """All rounds of one workload; each round begins with another engine.  `before` is called in every round."""
@@ -80,6 +81,7 @@ class PeerContest:
                     child,
                     lambda c: warm.update({c.engine.name: c.prepare(workload, self.vocab_size, self.timeout)}),
                 )
+        self.warm_ups.update({(workload.name, name): seconds for name, seconds in warm.items()})
         playing = [child for child in self.children if self._may_play(child, workload, warm)]
         for number in range(num_rounds):
             before()

@@ -146,6 +146,14 @@ def test_int4_is_compared_with_our_int8_too_which_is_no_peer() -> None:
     assert wider.measured == pytest.approx(0.9) and wider.missed
 
 
+def test_where_warm_ups_left_no_peer_they_are_compared() -> None:
+    records = {("d", RUNNER): record("d", 1.0), ("d", CHAIN): record("d", 1.1)}
+    warm_ups = {("d", RUNNER): 0.5, ("d", CHAIN): 2.5, ("d", "far"): 3.0, ("d", "near"): 2.1, ("c", "c alone"): 0.1}
+    runner, chain = ratio_lines(records, "S", FULL, warm_ups)
+    assert runner.measured == pytest.approx(4.2) and not runner.missed and "near" in runner.note
+    assert chain.measured == pytest.approx(0.84) and chain.missed
+
+
 def test_a_figure_that_is_absent_misses_its_target() -> None:
     alone = ratio_lines({("c", RUNNER): record("c", 1.0)}, "M", FULL)
     assert [(line.measured, line.missed) for line in alone] == [(None, True), (None, True)]
