@@ -3,7 +3,7 @@
 With AVX-512 all agree in float32, and in int8, whose integers are exact.  AVX2 adds up a row's squares and a softmax in
 vectors of half the length, and so in another order: another class.  What a processor makes of products of bfloat16 is
 its own affair: one with an instruction for them and one without are of two classes where inputs are rounded to it.
-Tiles compute attention in such products beside int8 weights too, unless float32 is asked for.
+Attention is computed in such products beside int8 weights too, unless float32 is asked for.
 """
 
 from __future__ import annotations

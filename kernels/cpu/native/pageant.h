@@ -207,7 +207,7 @@ typedef struct {
     const PgLayer *layers;
     const PgLora *const *adapters;  // that are held, or NULL: each [num_layers, 4] of qkv, output, gate_up and down, and
                                     // behind these the head's, and the embedding's, whose A is [vocab][rank, even]
-    int32_t round_attention;  // 1: queries and probabilities to bfloat16, where tiles read a pool of bfloat16
+    int32_t round_attention;  // 1: queries and probabilities to bfloat16, where products of it read a pool of bfloat16
     PgGroup *group;             // NULL: this process computes the model alone
     int32_t first_hidden, first_vocab;  // of a rank: what output and down, and the head and the embedding, begin with
 } PgModel;
