@@ -22,7 +22,8 @@ PG_INLINE void tile(const Rows &x, int64_t row, const PgLinear &w, int64_t panel
         const int64_t next = NR * k * WIDTH, stride = x.stride * WIDTH;
         const uint8_t *base = (const uint8_t *)w.packed + panel * next, *columns[NC];
         for (int c = 0; c < NC; c++) columns[c] = base + c / 2 * next + c % 2 * W * 4;
-        accumulate_dots(acc, (const char *)x.data + row * stride, stride, k * WIDTH / 4, columns, NR * 4, [&] { fetch.next<MR>(); });
+        const char *rows = (const char *)x.data + row * stride;
+        accumulate_dots(acc, rows, stride, k * WIDTH / 4, columns, NR * 4, [&] { fetch.next<MR>(); });
     }
 #pragma GCC unroll 16
     for (int i = 0; i < MR; i++)

@@ -53,6 +53,14 @@ def test_blocks_ahead_of_the_highest_one_get_memory_and_later_ones_do_not(
     assert all(not tensor.any() for tensor in tensors)
 
 
+def test_a_quarter_of_a_large_pool_gets_memory(tensors: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backing, "AHEAD", 2 * BYTES)
+    one = PageBacking(tensors, NUM_BLOCKS, IdleTime())
+    one.follow(0)
+    one.wait()
+    assert one.num_backed == NUM_BLOCKS // backing.SHARE
+
+
 def test_nothing_is_done_while_a_step_computes(tensors: list[torch.Tensor]) -> None:
     idle = IdleTime()
     idle.pause()
