@@ -250,7 +250,7 @@ def test_attention(
 @pytest.mark.parametrize("window", [0, 5, 100])
 @pytest.mark.parametrize("heads", HEADS)
 def test_attention_of_rounded_queries_is_near(native: Native, heads: tuple[int, int, int], window: int) -> None:
-    """By tiles, where there are any, queries and probabilities are rounded to bfloat16 too."""
+    """Where there are products of bfloat16, by tiles or vectors, queries and probabilities are rounded to it too."""
     paged = Paged(native, LENGTHS, heads, 16, torch.bfloat16)
     both = zip(paged.attend(SCHEDULED, window, rounds=True), paged.expected(SCHEDULED, window), strict=True)
     for found, wanted in both:
