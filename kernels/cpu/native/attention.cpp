@@ -214,10 +214,10 @@ void attend_as(const Attention &a, const QueryGroup &g, int64_t head, Workspace 
     for (int64_t i = 0; i <= tiles; i++) starts[i] = rows * i / tiles;
     const int64_t end = g.position + g.count, seen = first_seen(a, g);
     const bool scattered = tiles == 1;  // more rows than that work long enough on a tile for the next to come by itself
-    if (scattered) fetch(a, key_tile(a, g, seen), kv_head);
+    if (scattered) fetch_tile(a, key_tile(a, g, seen), kv_head);
     for (int64_t begin = seen; begin < end; begin += TILE) {
         KeyTile t = key_tile(a, g, begin);
-        if (scattered && begin + TILE < end) fetch(a, key_tile(a, g, begin + TILE), kv_head);
+        if (scattered && begin + TILE < end) fetch_tile(a, key_tile(a, g, begin + TILE), kv_head);
         for (int64_t i = 0; i < tiles; i++) {
             const int64_t row = starts[i], count = starts[i + 1] - row;
             const int64_t visible = w.positions[row + count - 1] + 1 - begin;
@@ -249,7 +249,7 @@ void attend_as(const Attention &a, const QueryGroup &g, int64_t head, Workspace 
 
 }  // namespace
 
-void fetch(const Attention &a, const KeyTile &t, int64_t head) {
+void fetch_tile(const Attention &a, const KeyTile &t, int64_t head) {
     const KVShape &s = a.shape;
     for (int64_t token = 0; token < t.count; token += s.block_size) {
         const int64_t at = t.blocks[s.block_of(token)] * s.block_bytes() + head * s.head_bytes();

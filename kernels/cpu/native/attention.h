@@ -58,7 +58,7 @@ inline int64_t first_seen(const Attention &a, const QueryGroup &g) {
 }
 
 // Asks for a tile's keys and values: blocks lie scattered, and nothing else foresees the next one.
-void fetch(const Attention &a, const KeyTile &t, int64_t head);
+void fetch_tile(const Attention &a, const KeyTile &t, int64_t head);
 
 // What a row's sum of weighted values is multiplied by: its probabilities add up to `sum` below `peak`.  A sink is one
 // more score, whose value is zero; the larger of it and the peak is what both are then below.

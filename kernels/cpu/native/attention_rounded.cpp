@@ -299,7 +299,7 @@ void attend_by(const Attention &a, const AttentionItem &item, const AttentionIte
     const int64_t end = g.position + g.count, seen = first_seen(a, g);
     const bool scattered = Way::FETCHES && tiles == 1;  // more rows work long enough for the next keys to come by themselves
     static thread_local Asked asked;
-    if (scattered && !asked.is(a, item)) fetch(a, key_tile(a, g, seen), head);
+    if (scattered && !asked.is(a, item)) fetch_tile(a, key_tile(a, g, seen), head);
     for (int64_t begin = seen; begin < end; begin += TILE) {
         KeyTile t = key_tile(a, g, begin);
         Ahead ahead;
