@@ -1,6 +1,6 @@
 """Ranks that compute with torch: what they gather gives the bits of one process, what they add the same tokens.
 
-GPUs, and NCCL between them, are tried where there are two.
+NCCL is tried where there are two GPUs, and where there is one, which two ranks share then.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from engine.loading.torch_ranks import build_torch_part
 from engine.modeling.batch import StepBatch
 from engine.modeling.dual_batch import DualBatch
 from engine.weights.source import open_weights
+from services.worker import rank_processes
 from shared.config import Settings
 from shared.errors import ConfigError, FatalError
 from shared.sampling import SamplingParams
@@ -44,6 +45,7 @@ SIZES = {"num_key_value_heads": 2, "num_global_key_value_heads": 2, "hidden_size
 SAMPLED = SamplingParams(temperature=1.0)
 NEAR = 2e-3  # of log-probabilities, where partial sums are added
 DUAL = {"enable_dbo": True, "dbo_token_threshold": 2}
+WAYS: list[dict[str, Any]] = [{}, {"tensor_parallel_reduce": True}, DUAL]
 
 
 @pytest.fixture(autouse=True)
@@ -232,9 +234,7 @@ def prompt_of(length: int) -> StepBatch:
     return StepBatch(one, one, one + length, one + length, tokens, np.arange(4)[None], block_size=8)
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-@pytest.mark.parametrize("changes", [{}, {"tensor_parallel_reduce": True}, DUAL], ids=str)
-def test_ranks_on_gpus_say_what_one_says(changes: dict[str, Any]) -> None:
+def assert_ranks_on_gpus_say_the_same(**changes: Any) -> None:
     """Processes of their own: a fork has no GPU."""
     from scripts.bench.ranks import grouped
 
@@ -242,3 +242,22 @@ def test_ranks_on_gpus_say_what_one_says(changes: dict[str, Any]) -> None:
     wanted = [tokens for tokens, *_ in say(load_runner(settings, has_windows=False))]
     with grouped(settings.replace(tensor_parallel_size=2, **changes), 2, "tensor_parallel_size") as (runner, _):
         assert [tokens for tokens, *_ in say(runner)] == wanted
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("changes", WAYS, ids=str)
+def test_ranks_on_gpus_say_what_one_says(changes: dict[str, Any]) -> None:
+    assert_ranks_on_gpus_say_the_same(**changes)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() != 1, reason="needs one GPU, which two ranks share")
+@pytest.mark.parametrize("changes", WAYS, ids=str)
+def test_ranks_that_share_a_gpu_say_what_one_says(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL wants a GPU for each rank of a host.  Each rank says that it is on a host of its own, so that what it sends
+    passes sockets, and both compute on the same card in turns."""
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv("NCCL_HOSTID", "host of rank 0")
+    monkeypatch.setattr(rank_processes, "own_gpu", lambda rank, environment: {"NCCL_HOSTID": f"host of rank {rank}"})
+    torch.cuda.init()  # with the number of GPUs that there are
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert_ranks_on_gpus_say_the_same(**changes)
