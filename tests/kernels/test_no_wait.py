@@ -7,6 +7,7 @@ or for a copy is an error.  Kernels are not launched there, and what the host is
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -81,8 +82,10 @@ def unreadable() -> Iterator[None]:
     """What would wait is an error."""
     with ExitStack() as stack:
         if HAS_GPU:
-            torch.cuda.set_sync_debug_mode("error")
             stack.callback(torch.cuda.set_sync_debug_mode, "default")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # of the mode itself, at its first use in a process
+                torch.cuda.set_sync_debug_mode("error")
         else:
             stack.enter_context(patch.object(transfer, "send", lambda tensor, device: tensor.to(device)))
             stack.enter_context(patch.object(transfer, "receive", receive_zeros))
@@ -90,14 +93,15 @@ def unreadable() -> Iterator[None]:
         yield
 
 
-def make_runner(model: Path, *, graphs: bool) -> ModelRunner:
+def make_runner(model: Path, *, graphs: bool, early: bool) -> ModelRunner:
     settings = Settings.of(
         model=str(model), kernels="torch", device="cpu", dtype="float32", num_blocks=64, max_num_seqs=8, block_size=8
     )
     config = read_config(model)
     source = open_weights(settings.engine.load_format, model, config)
     backend: Backend = choose_backend(settings, config, source.dtype)
-    backend = replace(backend, kernels=triton_kernels(AttentionShape(config.head_shapes)), device=DEVICE)
+    kernels = triton_kernels(AttentionShape(config.head_shapes), early=early)
+    backend = replace(backend, kernels=kernels, device=DEVICE)
     built = reading.build(backend, config, source, config.max_position_embeddings)
     if graphs:
         assert isinstance(built, Decoder)
@@ -106,10 +110,10 @@ def make_runner(model: Path, *, graphs: bool) -> ModelRunner:
     return loading.make_runner(settings, loading.assemble(settings, built, backend, plan))
 
 
-@pytest.fixture(params=[False, True], ids=["eager", "graphs"])
+@pytest.fixture(params=["eager", "graphs", "graphs, early"])
 def runner(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ModelRunner]:
     save_checkpoint(tmp_path, "mistral-window")
-    made = make_runner(tmp_path, graphs=request.param)
+    made = make_runner(tmp_path, graphs=request.param != "eager", early="early" in request.param)
     with patch.object(ModelRunner, "launch", in_the_dark(ModelRunner.launch)):
         yield made
 
