@@ -19,6 +19,9 @@ KV_CACHE_GIB = 3
 FULL, INT8, INT4 = "none", "int8", "int4"  # quantizations
 RUNNER, CHAIN = "pageant-runner", "pageant"
 RUNNER_INT8 = "pageant-runner-int8"  # beside int4, which is to lose nothing to it in batches
+RUNNER_OTHER = "pageant-runner-other"  # of another checkout: two versions in turns
+OURS = (RUNNER, CHAIN, RUNNER_INT8, RUNNER_OTHER)
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @dataclass(frozen=True)
@@ -33,10 +36,11 @@ class PeerEngine:
     needs: tuple[Path, ...] = ()  # beside the interpreter
     by_default: bool = True
     avoids: frozenset[str] = frozenset()  # workloads that it needs minutes for and cannot win
+    root: Path = ROOT  # the checkout whose code it is, where it is ours
 
     @property
     def is_ours(self) -> bool:
-        return self.name in (RUNNER, CHAIN, RUNNER_INT8)
+        return self.name in OURS
 
     @property
     def missing(self) -> list[Path]:
@@ -44,13 +48,16 @@ class PeerEngine:
         return [path for path in (self.python, *self.needs) if not path.exists()]
 
 
-def engines(peers: Path, model: str, quantization: str) -> list[PeerEngine]:
-    """All engines that know this quantization; ours first, then peers as they are laid out in their folder."""
-    everything = [*ours(peers, model, quantization), *_peers(peers, peers / "models" / model)]
+def engines(peers: Path, model: str, quantization: str, against: Path | None = None) -> list[PeerEngine]:
+    """All engines that know this quantization; ours first, then peers as they are laid out in their folder.
+
+    `against`: another checkout, whose runner takes part too.
+    """
+    everything = [*ours(peers, model, quantization, against), *_peers(peers, peers / "models" / model)]
     return [engine for engine in everything if engine.quantization == quantization]
 
 
-def ours(peers: Path, model: str, quantization: str) -> list[PeerEngine]:
+def ours(peers: Path, model: str, quantization: str, against: Path | None = None) -> list[PeerEngine]:
     settings: dict[str, Any] = {
         "model": str(peers / "models" / model), "max_num_seqs": NUM_SEQS, "max_model_len": MODEL_LEN,
         "max_num_batched_tokens": NUM_BATCHED_TOKENS, "kv_cache_memory": KV_CACHE_GIB << 30,
@@ -60,6 +67,9 @@ def ours(peers: Path, model: str, quantization: str) -> list[PeerEngine]:
     here, options = Path(sys.executable), {"settings": settings}
     files = {RUNNER: "pageant_runner.py", CHAIN: "pageant_chain.py"}
     found = [PeerEngine(name, quantization, ENGINES / file, here, options) for name, file in files.items()]
+    if against is not None:
+        file = against / ENGINES.relative_to(ROOT) / files[RUNNER]
+        found.append(PeerEngine(RUNNER_OTHER, quantization, file, here, options, needs=(file,), root=against))
     if quantization == INT4:
         wider = {"settings": settings | {"quantization": INT8}}
         found.append(PeerEngine(RUNNER_INT8, quantization, ENGINES / files[RUNNER], here, wider))

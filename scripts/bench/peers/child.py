@@ -20,7 +20,6 @@ from scripts.bench.peers.catalog import PeerEngine
 from scripts.bench.peers.workloads import Request, Workload
 
 HOST = Path(__file__).with_name("host.py")
-ROOT = Path(__file__).resolve().parents[3]
 LOAD_SECONDS = 600
 CLOSE_SECONDS = 40
 OWN_LIBRARIES = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -143,6 +142,8 @@ def _command(engine: PeerEngine) -> list[str]:
 
 def _environment(engine: PeerEngine) -> dict[str, str]:
     """Ours find the project; a peer must not, because `kernels` is also a name of theirs."""
-    own = {"PYTHONPATH": str(ROOT)} if engine.is_ours else {"OMP_NUM_THREADS": str(engine.options["num_threads"])}
+    own = (
+        {"PYTHONPATH": str(engine.root)} if engine.is_ours else {"OMP_NUM_THREADS": str(engine.options["num_threads"])}
+    )
     inherited = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "OMP_NUM_THREADS")}
     return inherited | OWN_LIBRARIES | own

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from scripts.bench.common.proc import has_bf16
 from scripts.bench.common.report import Result
 from scripts.bench.common.specs import FAMILIES
-from scripts.bench.peers.catalog import CHAIN, FULL, INT4, INT8, RUNNER, RUNNER_INT8
+from scripts.bench.peers.catalog import CHAIN, FULL, INT4, INT8, OURS, RUNNER, RUNNER_INT8, RUNNER_OTHER
 from scripts.bench.peers.rounds import EngineRecord
 from scripts.bench.peers.workloads import WORKLOADS
 
@@ -41,9 +41,7 @@ BF16_CHAIN_TARGETS = {
 BF16_INT8_TARGETS = {"a": 1.5, "b1": 1.8, "b2": 1.6, "c": 1.2, "d": 1.5}  # of S and M
 BF16_FLOOR_TARGETS = FLOOR_TARGETS | {FULL: 0.95}
 MEMORY_TARGET = 1.15  # of weights and KV pool
-
-
-OURS = (RUNNER, CHAIN, RUNNER_INT8)
+OTHER_TARGET = 0.98  # of the runner of another checkout
 
 
 def target(engine: str, model: str, quantization: str, workload: str, bf16: bool) -> float | None:
@@ -81,12 +79,20 @@ def ratio_lines(
     """One line for each engine of ours and workload that was run; of warm-ups where they left no peer to run it."""
     played = [name for name in WORKLOADS if any(name == workload for workload, _ in records)]
     lines = [ratio_line(records, model, quantization, e, name, warm_ups) for e in (RUNNER, CHAIN) for name in played]
-    own, wider = records.get(("b1", RUNNER)), records.get(("b1", RUNNER_INT8))
-    if own is not None and wider is not None:
-        note = f"{shown(own)} against {shown(wider)} {WORKLOADS['b1'].unit}"
-        what = f"{RUNNER} {quantization} / int8, {model}, b1 ({WORKLOADS['b1'].what})"
-        lines.append(Result(what, own.speed / wider.speed, "x", at_least=INT4_OF_INT8, note=note))
+    lines += _versus(records, "b1", RUNNER_INT8, f"{RUNNER} {quantization} / int8, {model}", INT4_OF_INT8)
+    for name in played:
+        lines += _versus(records, name, RUNNER_OTHER, f"{RUNNER} / the other checkout's, {model}", OTHER_TARGET)
     return lines
+
+
+def _versus(records: Records, workload: str, other: str, what: str, bound: float) -> list[Result]:
+    """The runner against another engine of ours, where both ran."""
+    own, found = records.get((workload, RUNNER)), records.get((workload, other))
+    if own is None or found is None:
+        return []
+    note = f"{shown(own)} against {shown(found)} {WORKLOADS[workload].unit}"
+    what = f"{what}, {workload} ({WORKLOADS[workload].what})"
+    return [Result(what, own.speed / found.speed, "x", at_least=bound, note=note)]
 
 
 def ratio_line(

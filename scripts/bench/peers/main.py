@@ -2,11 +2,12 @@
 
     scripts/bench_peers --peers DIR [--family dense|moe|gpt2|gemma|all] [--model NAME|both]
                         [--quantization none|int8|int4|both] [--rounds 3] [--workloads a,b1,b2,c,d]
-                        [--engines NAME,...] [--check]
+                        [--engines NAME,...] [--against CHECKOUT] [--check]
 
 DIR holds the peers, each in an environment of its own; docs/measurements/engines.md says how to install them.  Those
 that are not there, or cannot load a model, are named and left out.  Each engine stays up; an idle peer's processes are
-stopped while others run.  A family is one or two models of a kind (scripts/bench/common/specs.py).
+stopped while others run.  A family is one or two models of a kind (scripts/bench/common/specs.py).  CHECKOUT is another
+version of this project, whose runner takes part, on this one's Python.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Match:
     def _entrants(self) -> list[PeerEngine]:
         """The engines that were asked for and are installed."""
         asked = self._args.engines
-        known = engines(self._args.peers, self._model, self._quantization)
+        known = engines(self._args.peers, self._model, self._quantization, self._args.against)
         wanted = [e for e in known if (e.by_default if not asked else asked & {e.name, e.name.partition("-")[0]})]
         for engine in wanted:
             try:
@@ -158,6 +159,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--engines", type=lambda text: set(text.split(",")), default=set(), help=f"{RUNNER},{CHAIN},..."
     )
+    parser.add_argument("--against", type=lambda text: Path(text).resolve(), help="another checkout")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--timeout", type=float, default=600, help="seconds that one run may take")
     args = parser.parse_args()

@@ -15,7 +15,17 @@ from scripts.bench.common.proc import tree
 from scripts.bench.common.specs import FAMILIES, SPECS
 from scripts.bench.common.turns import rotated
 from scripts.bench.peers import figures
-from scripts.bench.peers.catalog import CHAIN, FULL, INT4, INT8, RUNNER, RUNNER_INT8, PeerEngine, engines
+from scripts.bench.peers.catalog import (
+    CHAIN,
+    FULL,
+    INT4,
+    INT8,
+    RUNNER,
+    RUNNER_INT8,
+    RUNNER_OTHER,
+    PeerEngine,
+    engines,
+)
 from scripts.bench.peers.child import EngineFailed, EngineProcess
 from scripts.bench.peers.conversion import ConversionFailed, convert_missing
 from scripts.bench.peers.figures import best_peer, floor_line, memory_line, ratio_lines, target
@@ -144,6 +154,33 @@ def test_int4_is_compared_with_our_int8_too_which_is_no_peer() -> None:
     peer, chain, wider = ratio_lines(records, "S", INT4)
     assert (peer.measured, chain.measured) == (2.0, None)
     assert wider.measured == pytest.approx(0.9) and wider.missed
+
+
+def test_the_runner_of_another_checkout_is_no_peer_and_has_lines_of_its_own(tmp_path: Path) -> None:
+    records = {
+        ("c", RUNNER): record("c", 1.0),
+        ("c", RUNNER_OTHER): record("c", 0.9),
+        ("d", RUNNER): record("d", 1.0),
+        ("d", RUNNER_OTHER): record("d", 1.01),
+    }
+    prompt, shared = ratio_lines(records, "S", FULL)[-2:]
+    assert best_peer(records, "c") is None
+    assert prompt.measured == pytest.approx(0.9) and prompt.missed
+    assert shared.measured == pytest.approx(1.01) and not shared.missed
+    assert RUNNER_OTHER not in {engine.name for engine in engines(tmp_path, "S", FULL)}
+    (other,) = (engine for engine in engines(tmp_path, "S", FULL, tmp_path) if engine.name == RUNNER_OTHER)
+    assert other.missing == [tmp_path / "scripts" / "bench" / "peers" / "engines" / "pageant_runner.py"]
+
+
+def test_an_engine_of_ours_has_the_code_of_its_checkout(tmp_path: Path) -> None:
+    (tmp_path / "which_checkout.py").write_text("NAME = 'the other one'")
+    file = tmp_path / "engine.py"
+    file.write_text(
+        "import which_checkout\nclass Engine:\n    version = which_checkout.NAME\nload = lambda options: Engine()\n"
+    )
+    process = EngineProcess(PeerEngine(RUNNER_OTHER, FULL, file, Path(sys.executable), {}, root=tmp_path), tmp_path)
+    process.close()
+    assert process.version == "the other one"
 
 
 def test_where_warm_ups_left_no_peer_they_are_compared() -> None:
