@@ -9,7 +9,8 @@ from torch import Tensor
 
 from kernels.ops.codes import E2M1, Codes
 
-SLABS = (32, 16)  # input features whose codes have the same bits of their words: the most that a group holds whole
+SLABS = (64, 32, 16)  # input features whose codes have the same bits of their words: the most that a group holds whole
+LONG = 64  # a slab that is taken only where its blocks need no padding
 WORD = 32  # bits
 INTEGERS, FLOATS, OCTETS = 0, 1, 2  # codes of 4 bits, of E2M1, and E4M3
 
@@ -41,7 +42,7 @@ class DecodedWeight:
 def pack_decoded(codes: Codes) -> DecodedWeight:
     """Raises ValueError for what is not decoded."""
     (rows, columns), group = codes.shape, min(codes.group, codes.shape[1])
-    slab = next((size for size in SLABS if group == columns or group % size == 0), 0)
+    slab = _slab(columns, group, 8 if codes.codes.dtype == torch.float8_e4m3fn else 4)
     if codes.gather is not None or not slab:
         raise ValueError(f"groups must be multiples of {SLABS[-1]} input features, in their order")
     scales = codes.scales.t().contiguous()
@@ -55,6 +56,12 @@ def pack_decoded(codes: Codes) -> DecodedWeight:
     kind = INTEGERS if codes.table is None else FLOATS
     words = _words(codes.codes, 4, slab)
     return DecodedWeight(words, scales, zeros.t().contiguous(), kind, 4, group, slab, rows, columns)
+
+
+def _slab(columns: int, group: int, bits: int) -> int:
+    """0 where groups are too small."""
+    sizes = (size for size in SLABS if group == columns or group % size == 0)
+    return next((size for size in sizes if size != LONG or columns % (size * WORD // bits) == 0), 0)
 
 
 def _words(

@@ -15,16 +15,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.ops.decoded_weight import WORD, DecodedWeight
+from kernels.ops.decoded_weight import LONG, WORD, DecodedWeight
 from kernels.ops.linear import LinearWeight
 from kernels.triton.launch import MIN_DOT, dot_type, power_of_2, stages_within
-from kernels.triton.linear_codes import number_of
+from kernels.triton.linear_codes import number_at
 from kernels.triton.linear_wide import linear_wide
 
 COLUMNS, MOST_ROWS = 128, {2: 64, 4: 32}  # of a tile; rows by the bytes of a number: what registers hold
 PROGRAMS = 264  # two for each multiprocessor of an H100
 FEW_ROWS = 64  # whose parts are summed apart
 MANY_ROWS = 128  # beyond them the weight's numbers are made in memory first
+NIBBLE = 15  # the mask of a code of 4 bits
 
 
 def num_parts(weight: DecodedWeight) -> int:
@@ -49,14 +50,16 @@ def linear_decoded(
     rows = min(MOST_ROWS[x.element_size()], power_of_2(num_rows, at_least=MIN_DOT))
     tiles = triton.cdiv(num_rows, rows) * triton.cdiv(weight.out_features, COLUMNS)
     added = bias is not None and not apart
-    staged = weight.slab * (4 * COLUMNS + WORD // weight.bits * rows * x.element_size())  # words, and what they meet
+    slabs = WORD // weight.bits  # of a block
+    staged = weight.slab * (4 * COLUMNS + slabs * rows * x.element_size())  # words, and what they meet
     multiply_decoded[(tiles, parts if apart else 1)](
         x, weight.codes, weight.scales, weight.zeros, bias if added else x, sums,
         num_rows, weight.out_features, weight.in_features, x.stride(0),
-        triton.cdiv(weight.num_blocks, parts), weight.num_blocks,
+        triton.cdiv(weight.num_blocks, parts), weight.num_blocks, NIBBLE,
         KIND=weight.kind, BITS=weight.bits, GROUP=weight.group, PARTS=1 if apart else parts, BIAS=added,
+        WHOLE=weight.in_features % (slabs * weight.slab) == 0,
         ROWS=rows, COLUMNS=COLUMNS, SLAB=weight.slab, DOT=dot_type(x.dtype),
-        num_warps=8, num_stages=stages_within(staged, 3 if rows == MIN_DOT else 4),
+        num_warps=8, num_stages=stages_within(staged, 2 if weight.slab == LONG else 3 if rows == MIN_DOT else 4),
     )  # fmt: skip
     if apart:
         block = min(1024, power_of_2(weight.out_features))
@@ -82,11 +85,13 @@ def multiply_decoded(
     x_stride: int,
     part_blocks: int,  # blocks of a part
     blocks: int,
+    nibble: int,  # NIBBLE: a constant would be moved to a register anew for each code
     KIND: tl.constexpr,
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
     PARTS: tl.constexpr,  # of one program
     BIAS: tl.constexpr,
+    WHOLE: tl.constexpr,  # the last block has no padding
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     SLAB: tl.constexpr,
@@ -100,6 +105,7 @@ def multiply_decoded(
     few = tl.arange(0, SLAB)
     right = x + rows[None, :].to(tl.int64) * x_stride + few[:, None]
     DEPTH: tl.constexpr = SLAB * (32 // BITS)
+    mask = ((columns >> 31) + nibble)[:, None]  # laid out as the columns are, whose numbers are never negative
     total = tl.zeros((COLUMNS, ROWS), tl.float32)
     for index in range(PARTS):
         begin = (tl.program_id(1) * PARTS + index) * part_blocks
@@ -109,10 +115,19 @@ def multiply_decoded(
             words = tl.load(codes + at, mask=there[:, None], other=0)
             for slab in tl.static_range(32 // BITS):
                 first = block * DEPTH + slab * SLAB
-                given = tl.load(right + first, mask=real[None, :] & (first + few < depth)[:, None], other=0.0)
-                place = ((first // GROUP) * out_features + columns)[:, None]
-                inside = (there & (first + 0 * columns < depth))[:, None]
-                number = number_of(words >> (BITS * slab), scales + place, zeros + place, inside, KIND)
+                inside, deep = there, real[None, :]
+                if not WHOLE:
+                    inside = there & (first + 0 * columns < depth)
+                    deep = deep & (first + few < depth)[:, None]
+                given = tl.load(right + first, mask=deep, other=0.0)
+                if DEPTH % GROUP == 0:  # so that slabs of one group are seen to share its scale
+                    group = block * (DEPTH // GROUP) + slab * SLAB // GROUP
+                elif GROUP % DEPTH == 0:
+                    group = block // (GROUP // DEPTH)
+                else:
+                    group = first // GROUP
+                place = (group * out_features + columns)[:, None]
+                number = number_at(words, slab * BITS, mask, scales + place, zeros + place, inside[:, None], KIND)
                 number = number.to(x.dtype.element_ty).to(DOT)
                 part = tl.dot(number, given.to(DOT), part, input_precision="ieee")
         total = part if PARTS == 1 else total + part

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kernels.ops import linear_decoded as reference
 from kernels.ops.codes import E2M1, Codes
+from kernels.ops.decoded_weight import LONG
 from kernels.provider import has_triton
 
 if not has_triton():
@@ -40,6 +41,22 @@ def any_codes(kind: str, n: int, k: int, group: int) -> Codes:
 
 def normal(*shape: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(DEVICE, dtype)
+
+
+@pytest.mark.parametrize("group", [64, 128, 1024])
+@pytest.mark.parametrize("kind", ["int4", "mxfp4", "e4m3"])
+def test_long_slabs_whose_blocks_are_whole(kind: str, group: int) -> None:
+    """Groups within a block, and one of several blocks."""
+    codes, x = any_codes(kind, 48, 1024, group), normal(67, 1024, dtype=torch.bfloat16)
+    packed, plain = reference.pack_decoded(codes), any_codes(kind, 48, 1024 + 64, 64)
+    assert packed.decoded is not None and packed.decoded.slab == LONG and packed.decoded.num_blocks > 1
+    padded = reference.pack_decoded(plain).decoded
+    assert padded is not None and padded.slab < LONG
+    found = linear_decoded.linear_decoded(x, packed)
+    wanted = reference.linear_decoded(x, codes).float()
+    assert float((found.float() - wanted).abs().max()) <= TOLERANCE[torch.bfloat16] * float(wanted.abs().max())
+    for row in (0, 66):
+        assert torch.equal(linear_decoded.linear_decoded(x[row : row + 1], packed)[0], found[row])
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
