@@ -97,7 +97,7 @@ def test_codes_of_8_bits_become_codes_of_4(tmp_path: Path) -> None:
     for name, scheme, encode in (("fp8", BLOCKS, as_blocks), ("gptq", GPTQ, as_gptq)):
         (tmp_path / name).mkdir()
         save_mixture(tmp_path / name, scheme, encode)
-        settings = {"quantization": "int4", "quantization_group": 128, "quantization_head": "none"}
+        settings: dict[str, Any] = {"quantization": "int4", "quantization_group": 128, "quantization_head": "none"}
         packed = [one.decoded for one in experts_of(make_runner(tmp_path / name, triton=True, **settings))]
         groups = [(one.bits, one.group) for one in packed if one is not None]
         assert groups == ([(4, 64), (4, 96)] if name == "fp8" else [(4, 32)] * 2) * SHAPE["num_hidden_layers"]

@@ -87,7 +87,7 @@ def measure_experts(bandwidth: float) -> list[Result]:
     kinds = experts_of(shape, device)
     for num_tokens in TOKENS:
         ids = routings(shape, num_tokens, device)
-        touched = sum(len(one.unique()) for one in ids) / len(ids)
+        touched = sum(len(set(one.flatten().tolist())) for one in ids) / len(ids)
         for name, experts in kinds.items():
             taken = seconds_in_graph(step(shape, experts, ids), repeats=NUM_ROUTINGS)
             floor = touched * experts.expert_bytes / bandwidth
