@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from kernels.interface import AttentionShape, Kernels, SamplingKernels, reference_kernels
+from kernels.ops import experts_decoded
 from kernels.ops import linear_decoded as ops_decoded
 from kernels.triton import (
     activation,
@@ -64,6 +65,7 @@ def triton_kernels(shape: AttentionShape, *, early: bool = False) -> Kernels:
         route=routing.route,
         pack_experts=experts.pack_experts,
         pack_experts_int8=experts.pack_experts_int8,
+        pack_experts_decoded=experts_decoded.pack_experts_decoded,
         experts=experts.experts,
         causal_conv=causal_conv.causal_conv,
         gated_delta_rule=delta_rule.gated_delta_rule,

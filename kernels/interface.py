@@ -5,7 +5,7 @@ It knows no device and no library but torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,6 +51,7 @@ ForbidWords = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 Penalise = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor, Tensor]], None]
 VerifyDrafts = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 PackExperts = Callable[[Sequence[Tensor], Tensor | None], ExpertWeights]
+PackExpertCodes = Callable[[Iterable[Codes], Tensor | None], ExpertWeights]
 Route = Callable[[Tensor, Routing, Tensor | None], tuple[Tensor, Tensor]]
 Experts = Callable[[Tensor, Tensor, Tensor, ExpertWeights, ExpertWeights, str, bool], Tensor]
 DeltaRule = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, StatePlan], Tensor]
@@ -119,6 +120,7 @@ class Kernels:
     route: Route = experts.route
     pack_experts: PackExperts = experts.pack_experts
     pack_experts_int8: PackExperts = experts.pack_experts_int8
+    pack_experts_decoded: PackExpertCodes | None = None  # for `experts`; raises ValueError
     experts: Experts = experts.experts
     pack_heads: Callable[[Sequence[Tensor]], HeadWeights] = head_linear.pack_heads  # never quantised
     head_linear: Callable[[Tensor, HeadWeights], Tensor] = head_linear.head_linear

@@ -74,14 +74,14 @@ def quantising(kernels: Kernels, weights: torch.dtype | None, group: int, *, qua
 
 
 def _with_codes(kernels: Kernels, group: int) -> Kernels:
-    """4 bits: a GPU decodes them, with experts in int8; a CPU has the reference, whose rows are alone."""
-    product, pack_decoded = by_weight(kernels), kernels.pack_decoded
-    if pack_decoded is not None:
+    """4 bits: a GPU decodes them; a CPU has the reference, whose rows are alone."""
+    product, pack_decoded, pack_stack = by_weight(kernels), kernels.pack_decoded, kernels.pack_experts_decoded
+    if pack_decoded is not None and pack_stack is not None:
         return replace(
             kernels,
             pack_linear=lambda weight: pack_decoded(quantise_to_codes(weight, group)),
             linear=product,
-            pack_experts=kernels.pack_experts_int8,
+            pack_experts=lambda weights, bias: pack_stack((quantise_to_codes(one, group) for one in weights), bias),
         )
     pack = partial(linear_codes.pack_linear, group=group)
     return replace(

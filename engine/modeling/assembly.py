@@ -20,6 +20,7 @@ from engine.modeling.projection import Projection
 from engine.modeling.rope import build_rope_table
 from engine.weights.formats import Formats
 from engine.weights.kv_scales import KVScales
+from engine.weights.quantised.kept import gpu_form
 from engine.weights.source import WeightSource, decoded_codes, kept_codes
 from kernels.interface import Kernels
 from kernels.ops import linear_codes, linear_fp8
@@ -217,13 +218,19 @@ class DecoderReader:
         """As codes that become numbers while they are multiplied, or E4M3 that meets E4M3; None: they are to be
         dequantised, and where weights are quantised that again."""
         pack = self._pack_codes()
-        codes = decoded_codes(self.source, parts) if pack is not None else None
-        if pack is None or codes is None or (self._narrow == INT4 and codes[0].bits != 4):
+        if pack is None:
             return None
         try:
-            return pack(joined(codes).to(self.device))
+            return pack(self._codes_of(parts))
         except ValueError:  # of another kind, or parts that cannot be joined
             return None
+
+    def _codes_of(self, parts: Parts) -> Codes:
+        """To be decoded, as one matrix.  Raises ValueError where they are to be dequantised."""
+        codes = decoded_codes(self.source, parts)
+        if codes is None or (self._narrow == INT4 and codes[0].bits != 4):
+            raise ValueError(f"{parts[0].name} is not to be decoded")
+        return joined(codes).to(self.device)
 
     def _pack_codes(self) -> Callable[[Codes], LinearWeight] | None:
         if self._narrow == linear_fp8.FP8:
@@ -260,7 +267,19 @@ class DecoderReader:
         own = None if bias is None else torch.stack([self.vector(one) for one in _by_expert(bias, count)])
         if self._keeps_codes:  # then experts are multiplied one by one
             return ExpertWeights(tuple(map(self._weight, by_expert)), own)
-        return self.kernels.pack_experts([self.matrix(one) for one in by_expert], own)
+        decoded = self._decoded_experts(by_expert, own)
+        return decoded or self.kernels.pack_experts([self.matrix(one) for one in by_expert], own)
+
+    def _decoded_experts(self, by_expert: list[Parts], bias: Tensor | None) -> ExpertWeights | None:
+        """As codes that become numbers while they are multiplied, one expert read after the other; None: they are to be
+        dequantised.  Where linears meet activations in E4M3 experts' activations stay in 16 bits."""
+        pack = self.kernels.pack_experts_decoded if self._narrow in (None, INT4, linear_fp8.FP8) else None
+        if pack is None or gpu_form(by_expert, self.source.quantised_as) is None:
+            return None
+        try:
+            return pack(map(self._codes_of, by_expert), bias)
+        except ValueError:  # of another kind, in another order, or not all alike
+            return None
 
     def _on_device(self, part: Part, dtype: torch.dtype) -> Tensor:
         taken = self.source.take(part)  # kernels read rows, which one that was turned has not in memory

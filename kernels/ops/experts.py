@@ -17,6 +17,7 @@ from torch import Tensor
 from kernels.ops import activation as plain
 from kernels.ops import linear as floating
 from kernels.ops import linear_int8 as integers
+from kernels.ops.decoded_weight import DecodedWeight
 from kernels.ops.linear import LinearWeight
 
 SCORES = ("softmax", "softmax_of_chosen", "sigmoid")
@@ -68,6 +69,14 @@ class ExpertWeights:
     bias: Tensor | None = None  # [count, out_features]
     stacked: Tensor | None = None  # [count, out_features, in_features]
     scales: Tensor | None = None  # [count, out_features] float32, where `stacked` is int8
+    decoded: DecodedWeight | None = None  # as one while they are multiplied
+
+    @property
+    def count(self) -> int:
+        if self.linears:
+            return len(self.linears)
+        whole = self.stacked if self.decoded is None else self.decoded.codes
+        return 0 if whole is None else len(whole)
 
 
 def pack_experts(
@@ -143,7 +152,7 @@ def experts(
 
     top_k = ids.shape[1]
     slots = ids.flatten()  # [num_tokens * top_k]: a slot is a row at one of its experts
-    counts = torch.bincount(slots, minlength=len(gate_up.linears)).tolist()
+    counts = torch.bincount(slots, minlength=gate_up.count).tolist()
     found = x.new_empty(len(slots), x.shape[1])
     for index, own in enumerate(torch.split(slots.argsort(stable=True), counts)):
         if len(own):

@@ -17,6 +17,7 @@ from kernels.ops.experts import ExpertWeights
 from kernels.ops.quantise import quantise
 from kernels.triton.activation import activation, gated_activation
 from kernels.triton.expert_slots import find_tile, most_tiles, sort_slots
+from kernels.triton.experts_decoded import multiply_decoded_experts
 from kernels.triton.launch import MIN_DOT, dot_type, num_warps, power_of_2
 from kernels.triton.linear_int8 import Tile, quantise_rows
 
@@ -47,10 +48,9 @@ def experts(
     kind: str,  # of activation
     gated: bool,
 ) -> Tensor:  # [num_tokens, hidden_size]
-    assert gate_up.stacked is not None
     ids, weights = ids.contiguous(), weights.contiguous()
-    top_k, count = ids.shape[1], gate_up.stacked.shape[0]
-    slots = sort_slots(ids, count)
+    top_k = ids.shape[1]
+    slots = sort_slots(ids, gate_up.count)
     inner = _project(x, slots, gate_up, top_k)
     inner = gated_activation(inner, kind) if gated else activation(inner, kind)
     found = _project(inner, slots, down, 1)
@@ -69,6 +69,8 @@ def _project(
     packed: ExpertWeights,  # [count, out_features, in_features]
     shared: int,  # slots in succession that have one row of x
 ) -> Tensor:  # [num_slots, out_features]
+    if packed.decoded is not None:
+        return multiply_decoded_experts(x, slots, packed.decoded, packed.bias, shared)
     order, ends = slots
     weight = packed.stacked
     assert weight is not None

@@ -18,7 +18,7 @@ def number_of(
     inside: tl.tensor,  # bool: where there are scales
     KIND: tl.constexpr,
 ) -> tl.tensor:  # float32
-    scale = tl.load(scales, mask=inside, other=0.0)
+    scale = tl.load(scales, mask=inside, other=0.0).to(tl.float32)
     if KIND == INTEGERS_KIND:
         value = integer_of(code) - tl.load(zeros, mask=inside, other=0).to(tl.float32)
     elif KIND == OCTETS_KIND:

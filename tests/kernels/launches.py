@@ -11,6 +11,7 @@ from torch import Tensor
 from kernels.interface import AttentionShape, Kernels
 from kernels.ops import activation, linear, linear_decoded, linear_fp8, linear_int8
 from kernels.ops.experts import ExpertWeights, Routing
+from kernels.ops.experts_decoded import pack_experts_decoded
 from kernels.ops.kv_cache import FP8, KVCache
 from kernels.ops.lora import LoraWeights
 from kernels.ops.rotary_store import HeadNorm
@@ -198,6 +199,12 @@ class Catalogue:
             down = pack([torch.zeros(hidden, INNER, dtype=dtype)] * EXPERTS, torch.zeros(EXPERTS, hidden, dtype=dtype))
             for num_rows in (1, 200, 800):
                 yield f"experts, {num_rows} rows{name}", partial(self._mix, num_rows, gate_up, down)
+        for kind, num_rows in (("4 bits", 1), ("E2M1", 1), ("4 bits", 800), ("E2M1", 800), ("E4M3", 800)):
+            wide, narrow = (decoded_kinds(*size) for size in ((2 * INNER, hidden), (hidden, INNER)))
+            for name in (name for name in wide if name.startswith(kind)):
+                coded = pack_experts_decoded([wide[name]] * EXPERTS, None)
+                out = pack_experts_decoded([narrow[name]] * EXPERTS, torch.zeros(EXPERTS, hidden, dtype=dtype))
+                yield f"experts, {num_rows} rows, {name}", partial(self._mix, num_rows, coded, out)
 
     def _mix(self, num_rows: int, gate_up: ExpertWeights, down: ExpertWeights) -> Tensor:
         x = torch.zeros(num_rows, self._shape.hidden, dtype=self._dtype)

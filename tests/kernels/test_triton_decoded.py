@@ -26,8 +26,8 @@ KINDS = {"int4": 32, "e2m1": 16, "mxfp4": 32, "e4m3": 128}  # and their groups
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 
-def any_codes(kind: str, n: int, k: int, group: int) -> Codes:
-    generator, groups = torch.Generator().manual_seed(n), -(-k // group)
+def any_codes(kind: str, n: int, k: int, group: int, *, seed: int = 0) -> Codes:
+    generator, groups = torch.Generator().manual_seed(n + seed), -(-k // group)
     scales = torch.rand(n, groups, generator=generator) + 0.1
     codes = torch.randint(0, 16, (n, k), generator=generator, dtype=torch.uint8)
     if kind == "e4m3":

@@ -46,6 +46,7 @@ class StoredCodes:
     symmetric: bool  # all zeros are in the middle, or there are none
     may_be_sorted: bool = False  # a tensor says in which order input features are grouped
     is_float: bool = False  # E4M3 or E2M1; else integers
+    powers: bool = False  # scales are powers of two
 
 
 class Form(Protocol):

@@ -40,7 +40,7 @@ class Float8:
         }
 
     def codes(self, matrix: Matrix, suffixes: Sequence[str]) -> StoredCodes:
-        return StoredCodes(BITS, self.grid.group(matrix), symmetric=True, is_float=True)
+        return StoredCodes(BITS, self.grid.group(matrix), symmetric=True, is_float=True, powers=self.powers)
 
     def read(self, tensors: ModuleTensors, matrix: Matrix) -> Codes:
         from kernels.ops.codes import Codes

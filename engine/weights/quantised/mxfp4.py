@@ -41,7 +41,7 @@ class ExpertStack:
         }
 
     def codes(self, matrix: Matrix, suffixes: Sequence[str]) -> StoredCodes:
-        return StoredCodes(BITS, MX_GROUP, symmetric=True, is_float=True)
+        return StoredCodes(BITS, MX_GROUP, symmetric=True, is_float=True, powers=True)
 
     def read(self, tensors: ModuleTensors, matrix: Matrix) -> Codes:
         return _codes(tensors["_blocks"].flatten(-2), tensors.powers("_scales"), MX_GROUP)
@@ -72,7 +72,7 @@ class Float4:
         return found
 
     def codes(self, matrix: Matrix, suffixes: Sequence[str]) -> StoredCodes:
-        return StoredCodes(BITS, self.group, symmetric=True, is_float=True)
+        return StoredCodes(BITS, self.group, symmetric=True, is_float=True, powers=not self.whole)
 
     def read(self, tensors: ModuleTensors, matrix: Matrix) -> Codes:
         if not self.whole:

@@ -23,6 +23,7 @@ import torch
 from scripts.bench.common.report import Result, bench_parser, finish, table
 from scripts.bench.gpu import others
 from scripts.bench.gpu.attention import Problem, copy_bandwidth, matrix_rate, seconds, seconds_in_graph, tune
+from scripts.bench.gpu.experts import measure_experts
 from scripts.bench.gpu.linears import measure_linears
 from scripts.bench.gpu.shapes import LLAMA_3_8B, GpuModelShape
 from scripts.bench.gpu.soak import soaked
@@ -80,7 +81,8 @@ class GpuBench:
         return lines
 
     def linears(self) -> list[Result]:
-        return measure_linears(self._ceilings.bandwidth)
+        """Of dense layers and of experts."""
+        return measure_linears(self._ceilings.bandwidth) + measure_experts(self._ceilings.bandwidth)
 
     def steps(self) -> list[Result]:
         """Decodes, a prompt and a whole load, planned by the scheduler's core in this process."""

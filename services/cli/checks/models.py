@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Set
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,8 +20,16 @@ from engine.description.reading import read_config, why_no_draft
 from engine.description.spec import ModelSpec
 from engine.loading.memory import GIB, available_memory, block_bytes, plan_memory
 from engine.weights.inventory import Inventory, QuantisedMatrix, StoredTensor, take_inventory
-from engine.weights.quantised.form import WIDTHS, Quantisation, StoredCodes
-from engine.weights.quantised.kept import decoded_bytes, decoded_slots, kept_slots, packed_bytes
+from engine.weights.quantised.form import WIDTHS, Quantisation
+from engine.weights.quantised.kept import (
+    QuantisedAs,
+    decoded_bytes,
+    decoded_slots,
+    gpu_bytes,
+    gpu_weights,
+    kept_slots,
+    packed_bytes,
+)
 from engine.weights.quantised.reading import read_quantisation
 from shared.config import EngineSettings, MemorySettings, Settings
 from shared.errors import ConfigError, ModelError
@@ -48,18 +57,17 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class KeptMatrices(msgspec.Struct, frozen=True):
-    """Those of a checkpoint that stay codes in memory, as they are joined: multiplied so, or decoded meanwhile."""
+    """Those of a checkpoint that stay codes in memory, as they are joined: multiplied so, or decoded meanwhile; with
+    their bytes."""
 
-    multiplied: list[tuple[Parts, StoredCodes]] = []
-    decoded: list[tuple[Parts, StoredCodes]] = []
+    multiplied: list[tuple[Parts, int]] = []
+    decoded: list[tuple[Parts, int]] = []
+    kernels: str = "native"  # that compute with them
 
     @property
     def sizes(self) -> list[int]:
         """Bytes of both."""
-        return [
-            sum(packed_bytes(parts, form) for parts, form in self.multiplied),
-            sum(decoded_bytes(parts, form) for parts, form in self.decoded),
-        ]
+        return [sum(size for _, size in slots) for slots in (self.multiplied, self.decoded)]
 
 
 class CheckpointFacts(msgspec.Struct, frozen=True):
@@ -145,22 +153,41 @@ def read_checkpoint(directory: Path, load_format: str, *, settings: EngineSettin
 
 
 def kept_matrices(settings: EngineSettings, spec: ModelSpec, inventory: Inventory) -> KeptMatrices:
-    """What native kernels, where they are there, leave as it is stored."""
-    if on_gpu(settings) or settings.kernels == "torch":
-        return KeptMatrices()
-    by_itself = settings.quantization == "auto" and settings.dtype in ("auto", "bfloat16")
-    multiplied: list[tuple[Parts, StoredCodes]] = []
-    decoded: list[tuple[Parts, StoredCodes]] = []
+    """What native kernels, or Triton's on a GPU, leave as it is stored where they are there."""
 
     def quantised_as(part: Part) -> QuantisedMatrix | None:
         return inventory.quantised.get(part.name)
 
+    if on_gpu(settings):
+        return _kept_on_gpu(settings, spec, inventory, quantised_as)
+    if settings.kernels == "torch":
+        return KeptMatrices()
+    by_itself = settings.quantization == "auto" and settings.dtype in ("auto", "bfloat16")
+    multiplied: list[tuple[Parts, int]] = []
+    decoded: list[tuple[Parts, int]] = []
     if by_itself or settings.quantization == "int4":
-        multiplied = kept_slots(spec, inventory.tensors, quantised_as)
+        slots = kept_slots(spec, inventory.tensors, quantised_as)
+        multiplied = [(parts, packed_bytes(parts, form)) for parts, form in slots]
     if settings.quantization in ("auto", "none") and settings.dtype != "float16":
         left = {parts for parts, _ in multiplied}
-        decoded = [one for one in decoded_slots(spec, inventory.tensors, quantised_as) if one[0] not in left]
+        slots = [one for one in decoded_slots(spec, inventory.tensors, quantised_as) if one[0] not in left]
+        decoded = [(parts, decoded_bytes(parts, form)) for parts, form in slots]
     return KeptMatrices(multiplied, decoded)
+
+
+def _kept_on_gpu(
+    settings: EngineSettings, spec: ModelSpec, inventory: Inventory, quantised_as: QuantisedAs
+) -> KeptMatrices:
+    """Under int4 codes of 4 bits; under fp8 those of experts: linears that meet activations in E4M3 are not counted."""
+    if settings.quantization == "int8" or find_spec("triton") is None:
+        return KeptMatrices()
+    found = gpu_weights(spec, inventory.tensors, quantised_as)
+    if settings.quantization == "int4":
+        found = [(weights, form) for weights, form in found if form.bits == 4]
+    if settings.quantization == "fp8":
+        found = [(weights, form) for weights, form in found if len(weights) > 1]
+    sizes = [(sum(weights, ()), gpu_bytes(weights, form)) for weights, form in found]
+    return KeptMatrices(decoded=sizes, kernels="Triton's")
 
 
 def describe(
@@ -187,7 +214,7 @@ def describe(
     computed, uses = [], ("multiply (W4A8, W8A8)", "decode while they multiply")
     for names, size, use in zip((multiplied, decoded), kept.sizes, uses, strict=True):
         if names:
-            computed.append(f"{len(names)} stay codes ({size / 1e6:.1f} MB), which native kernels {use}")
+            computed.append(f"{len(names)} stay codes ({size / 1e6:.1f} MB), which {kept.kernels} kernels {use}")
     if others := inventory.quantised.keys() - multiplied - decoded:
         computed.append(f"{f'{len(others)} are ' if computed else ''}dequantised at load")
     if quantisation.rounds_activations and inventory.quantised.keys() - multiplied:

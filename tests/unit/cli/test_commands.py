@@ -222,3 +222,18 @@ def test_doctor_on_a_quantised_checkpoint(tmp_path: Path) -> None:
     assert "stay codes (0.1 MB), which native kernels decode while they multiply; activations stay" in finding.text
     finding, _ = check_model(fp8, "model", EngineSettings(kernels="torch"))
     assert finding.text.endswith("dequantised at load; activations stay in 16 or 32 bits")
+
+
+def test_doctor_on_a_quantised_checkpoint_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes stay where there is Triton, and the setting asks for no others."""
+    narrow, octets = (str(quantised_copy(tmp_path / name, name)) for name in ("ct-w4a16", "ct-fp8-dynamic"))
+    asked = [("auto", 2), ("none", 2), ("int4", 1), ("int8", 0), ("fp8", 0)]
+    for installed in (True, False):
+        monkeypatch.setattr(
+            "services.cli.checks.models.find_spec", lambda name, there=installed: object() if there else None
+        )
+        for quantization, count in asked:
+            engine = Settings.of(device="cuda", quantization=quantization).engine
+            found = [check_model(model, "model", engine)[0].text for model in (narrow, octets)]
+            said = ["stay codes (0.1 MB), which Triton's kernels decode while they multiply" in text for text in found]
+            assert said == [installed and count > 0, installed and count > 1]
