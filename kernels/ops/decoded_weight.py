@@ -41,10 +41,10 @@ class DecodedWeight:
         return self.codes.nbytes + self.scales.nbytes + self.zeros.nbytes
 
 
-def pack_decoded(codes: Codes) -> DecodedWeight:
-    """Raises ValueError for what is not decoded."""
+def pack_decoded(codes: Codes, slabs: Sequence[int] = SLABS) -> DecodedWeight:
+    """With one of `slabs`.  Raises ValueError for what is not decoded."""
     (rows, columns), group = codes.shape, min(codes.group, codes.shape[1])
-    slab = _slab(columns, group, 8 if codes.codes.dtype == torch.float8_e4m3fn else 4)
+    slab = _slab(slabs, columns, group, 8 if codes.codes.dtype == torch.float8_e4m3fn else 4)
     if codes.gather is not None or not slab:
         raise ValueError(f"groups must be multiples of {SLABS[-1]} input features, in their order")
     scales = codes.scales.t().contiguous()
@@ -78,9 +78,9 @@ def _narrowed(scales: Tensor) -> Tensor:
     return next((one for one in narrow if torch.equal(one.float(), scales)), scales)
 
 
-def _slab(columns: int, group: int, bits: int) -> int:
+def _slab(slabs: Sequence[int], columns: int, group: int, bits: int) -> int:
     """0 where groups are too small."""
-    sizes = (size for size in SLABS if group == columns or group % size == 0)
+    sizes = (size for size in slabs if group == columns or group % size == 0)
     return next((size for size in sizes if size != LONG or columns % (size * WORD // bits) == 0), 0)
 
 

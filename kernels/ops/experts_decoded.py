@@ -11,9 +11,11 @@ from torch import Tensor
 
 from kernels.ops import experts, linear_decoded
 from kernels.ops.codes import Codes
-from kernels.ops.decoded_weight import pack_decoded, stack_decoded
+from kernels.ops.decoded_weight import LONG, SLABS, pack_decoded, stack_decoded
 from kernels.ops.experts import ExpertWeights
 from kernels.ops.linear import LinearWeight
+
+SHORT = tuple(size for size in SLABS if size < LONG)  # slabs that leave room for tiles of many rows
 
 
 def pack_experts_decoded(
@@ -21,7 +23,7 @@ def pack_experts_decoded(
     bias: Tensor | None,  # [count, out_features]
 ) -> ExpertWeights:
     """For matrix units that decode.  Raises ValueError for codes that they do not decode, or not as one weight."""
-    return ExpertWeights(bias=bias, decoded=stack_decoded([pack_decoded(one) for one in codes]))
+    return ExpertWeights(bias=bias, decoded=stack_decoded([pack_decoded(one, SHORT) for one in codes]))
 
 
 def experts_decoded(

@@ -16,7 +16,7 @@ from torch import Tensor
 from kernels.ops.decoded_weight import WORD, DecodedWeight
 from kernels.triton.expert_slots import find_tile, most_tiles
 from kernels.triton.launch import MIN_DOT, dot_type, power_of_2, stages_within
-from kernels.triton.linear_codes import number_of
+from kernels.triton.linear_codes import NIBBLE, group_at, number_at
 
 COLUMNS, MOST_ROWS = 128, {2: 128, 4: 32}  # of a tile; rows by the bytes of a number: what registers hold
 
@@ -38,7 +38,7 @@ def multiply_decoded_experts(
     multiply_decoded_slots[(tiles * triton.cdiv(out_features, COLUMNS),)](
         x, weight.codes, weight.scales, weight.zeros, x if bias is None else bias, order, ends, out,
         tiles, count, out_features, weight.in_features, shared, x.stride(0),
-        weight.num_blocks, weight.codes.stride(0), weight.scales.stride(0),
+        weight.num_blocks, weight.codes.stride(0), weight.scales.stride(0), NIBBLE,
         KIND=weight.kind, BITS=weight.bits, GROUP=weight.group, BIAS=bias is not None, EXPERTS=power_of_2(count),
         ROWS=rows, COLUMNS=COLUMNS, SLAB=weight.slab, DOT=dot_type(x.dtype),
         num_warps=8, num_stages=stages_within(staged, 3 if rows == MIN_DOT else 4),
@@ -65,6 +65,7 @@ def multiply_decoded_slots(
     blocks: int,
     codes_stride: int,  # words of an expert
     scales_stride: int,  # scales of an expert, and zeros
+    nibble: int,  # NIBBLE
     KIND: tl.constexpr,
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -90,6 +91,7 @@ def multiply_decoded_slots(
     scales_of = scales + expert.to(tl.int64) * scales_stride
     zeros_of = zeros + expert.to(tl.int64) * scales_stride
     DEPTH: tl.constexpr = SLAB * (32 // BITS)
+    mask = ((columns >> 31) + nibble)[:, None]  # laid out as the columns are, whose numbers are never negative
     total = tl.zeros((COLUMNS, ROWS), tl.float32)
     for block in range(blocks):
         at = (block * SLAB + few)[None, :].to(tl.int64) * out_features + columns[:, None]
@@ -97,9 +99,9 @@ def multiply_decoded_slots(
         for slab in tl.static_range(32 // BITS):
             first = block * DEPTH + slab * SLAB
             given = tl.load(right + first, mask=real[None, :] & (first + few < depth)[:, None], other=0.0)
-            place = ((first // GROUP) * out_features + columns)[:, None]
+            place = (group_at(block, slab, SLAB, 32 // BITS, GROUP) * out_features + columns)[:, None]
             inside = (there & (first + 0 * columns < depth))[:, None]
-            number = number_of(words >> (BITS * slab), scales_of + place, zeros_of + place, inside, KIND)
+            number = number_at(words, BITS * slab, mask, scales_of + place, zeros_of + place, inside, KIND)
             number = number.to(x.dtype.element_ty).to(DOT)
             total = tl.dot(number, given.to(DOT), total, input_precision="ieee")
     if BIAS:

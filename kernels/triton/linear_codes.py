@@ -7,6 +7,9 @@ import triton.language as tl
 
 from kernels.ops.decoded_weight import INTEGERS, OCTETS
 
+NIBBLE = (
+    15  # the mask of a code of 4 bits, which a kernel is given: a constant would be moved to a register anew for each
+)
 INTEGERS_KIND, OCTETS_KIND = tl.constexpr(INTEGERS), tl.constexpr(OCTETS)
 
 
@@ -29,6 +32,22 @@ def number_of(
 
 
 @triton.jit
+def group_at(
+    block: tl.tensor,  # of codes
+    SLAB: tl.constexpr,  # of the block
+    DEPTH: tl.constexpr,  # input features of a slab
+    SLABS: tl.constexpr,  # of a block
+    GROUP: tl.constexpr,  # input features
+) -> tl.tensor:  # number of the group whose scale a slab has
+    """In terms by which a compiler sees which slabs of a block share theirs, and reads it once."""
+    if SLABS * DEPTH % GROUP == 0:
+        return block * (SLABS * DEPTH // GROUP) + SLAB * DEPTH // GROUP
+    if GROUP % (SLABS * DEPTH) == 0:
+        return block // (GROUP // (SLABS * DEPTH))
+    return (block * SLABS + SLAB) * DEPTH // GROUP
+
+
+@triton.jit
 def number_at(
     words: tl.tensor,  # int32
     PLACE: tl.constexpr,  # of a code's lowest bit
@@ -41,7 +60,7 @@ def number_at(
     """As `number_of`, with fewer operations for integers, which a program of few rows is bound by."""
     if KIND != INTEGERS_KIND:
         return number_of(words >> PLACE, scales, zeros, inside, KIND)
-    scale = tl.load(scales, mask=inside, other=0.0)
+    scale = tl.load(scales, mask=inside, other=0.0).to(tl.float32)
     zero = tl.load(zeros, mask=inside, other=0).to(tl.float32)
     # A code stays where it is in the mantissa of a float whose last bit there counts one; the upper codes come down
     # together first.  Both numbers are integers that float32 has, and so is their difference.

@@ -18,14 +18,13 @@ from torch import Tensor
 from kernels.ops.decoded_weight import LONG, WORD, DecodedWeight
 from kernels.ops.linear import LinearWeight
 from kernels.triton.launch import MIN_DOT, dot_type, power_of_2, stages_within
-from kernels.triton.linear_codes import number_at
+from kernels.triton.linear_codes import NIBBLE, group_at, number_at
 from kernels.triton.linear_wide import linear_wide
 
 COLUMNS, MOST_ROWS = 128, {2: 64, 4: 32}  # of a tile; rows by the bytes of a number: what registers hold
 PROGRAMS = 264  # two for each multiprocessor of an H100
 FEW_ROWS = 64  # whose parts are summed apart
 MANY_ROWS = 128  # beyond them the weight's numbers are made in memory first
-NIBBLE = 15  # the mask of a code of 4 bits
 
 
 def num_parts(weight: DecodedWeight) -> int:
@@ -85,7 +84,7 @@ def multiply_decoded(
     x_stride: int,
     part_blocks: int,  # blocks of a part
     blocks: int,
-    nibble: int,  # NIBBLE: a constant would be moved to a register anew for each code
+    nibble: int,  # NIBBLE
     KIND: tl.constexpr,
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -120,12 +119,7 @@ def multiply_decoded(
                     inside = there & (first + 0 * columns < depth)
                     deep = deep & (first + few < depth)[:, None]
                 given = tl.load(right + first, mask=deep, other=0.0)
-                if DEPTH % GROUP == 0:  # so that slabs of one group are seen to share its scale
-                    group = block * (DEPTH // GROUP) + slab * SLAB // GROUP
-                elif GROUP % DEPTH == 0:
-                    group = block // (GROUP // DEPTH)
-                else:
-                    group = first // GROUP
+                group = group_at(block, slab, SLAB, 32 // BITS, GROUP)
                 place = (group * out_features + columns)[:, None]
                 number = number_at(words, slab * BITS, mask, scales + place, zeros + place, inside[:, None], KIND)
                 number = number.to(x.dtype.element_ty).to(DOT)
