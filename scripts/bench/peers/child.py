@@ -120,8 +120,10 @@ class EngineProcess:
         overdue = threading.Event()
         timer = threading.Timer(timeout, self._give_up, [overdue])
         timer.start()
-        line = self._process.stdout.readline()
-        timer.cancel()
+        try:
+            line = self._process.stdout.readline()
+        finally:  # also where a signal ends this process, which would wait for the timer
+            timer.cancel()
         if overdue.is_set():
             raise EngineFailed(f"{self.engine.name}: no answer in {timeout:g} s")
         if not line:

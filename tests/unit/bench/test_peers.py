@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -322,6 +324,21 @@ def wait_until_stopped(pid: int) -> None:
         assert time.monotonic() < deadline, fields
         time.sleep(0.01)
     assert fields is not None
+
+
+def test_no_timer_is_left_where_a_signal_ends_the_wait(
+    fake: PeerEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process would wait for it before it ends, as long as an engine may take."""
+    process = EngineProcess(fake, tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(process._process, "stdout", Mock(readline=Mock(side_effect=SystemExit(143))))
+        with pytest.raises(SystemExit):
+            process.report()
+    process.close()
+    for timer in (one for one in threading.enumerate() if isinstance(one, threading.Timer)):
+        timer.join(1)
+        assert not timer.is_alive()
 
 
 def test_an_engine_that_does_not_load_says_where_to_look(fake: PeerEngine, tmp_path: Path) -> None:
