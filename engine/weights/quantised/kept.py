@@ -21,7 +21,9 @@ WORD = 4  # octets that lie together
 WORD_BITS = 32  # of codes that are decoded
 EXACT_SLOTS = ("router", "shared_gate", "delta.gates", *PER_HEAD_SLOTS)  # multiplied as numbers by all kernels
 PANEL = 32  # columns that native kernels pack together
-SLABS = (32, 16)  # input features that Triton's kernels multiply together, and groups hold whole: as they pack words
+# Input features that Triton's kernels multiply together, and groups hold whole: as they pack words.  They have 64 too,
+# where that pads nothing, which is as many bytes.
+SLABS = (32, 16)
 
 QuantisedAs = Callable[[Part], QuantisedMatrix | None]
 
