@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,11 @@ OPTIONS = ("--tensor-parallel-size", "2", "--num-blocks", "256", "--draft", "off
 
 def followers(running: Troupe) -> list[int]:
     (leader,) = running.pids("worker")
+    return followers_of(leader)
+
+
+def followers_of(leader: int) -> list[int]:
+    """None where it has ended."""
     command = ["ps", "-o", "pid=,args=", "--ppid", str(leader)]
     lines = subprocess.run(command, capture_output=True, check=False).stdout.decode().splitlines()
     return [int(line.split()[0]) for line in lines if "services.worker.rank" in line]
@@ -106,8 +111,9 @@ def test_those_that_are_left_keep_what_they_have_read(tmp_path: Path) -> None:
         begun = time.monotonic()
         while running.pids("worker") == leader:  # what begins is killed before it has read anything
             assert time.monotonic() < begun + 3 * PATIENCE, "not for ever"
-            for pid in followers(running)[-1:]:
-                os.kill(pid, signal.SIGKILL)
+            for pid in followers_of(leader[0])[-1:]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             time.sleep(0.1)
         running.until_serving()
         assert texts(running.generate(request)) == wanted

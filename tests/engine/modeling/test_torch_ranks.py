@@ -258,6 +258,6 @@ def test_ranks_that_share_a_gpu_say_what_one_says(changes: dict[str, Any], monke
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
     monkeypatch.setenv("NCCL_HOSTID", "host of rank 0")
     monkeypatch.setattr(rank_processes, "own_gpu", lambda rank, environment: {"NCCL_HOSTID": f"host of rank {rank}"})
-    torch.cuda.init()  # with the number of GPUs that there are
+    torch.zeros(1, device="cuda")  # torch looks at the GPUs that there are
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert_ranks_on_gpus_say_the_same(**changes)
