@@ -7,9 +7,8 @@ import triton.language as tl
 
 from kernels.ops.decoded_weight import INTEGERS, OCTETS
 
-NIBBLE = (
-    15  # the mask of a code of 4 bits, which a kernel is given: a constant would be moved to a register anew for each
-)
+# The mask of a code of 4 bits.  Kernels are given it: a constant would be moved to a register anew for each code.
+NIBBLE = 15
 INTEGERS_KIND, OCTETS_KIND = tl.constexpr(INTEGERS), tl.constexpr(OCTETS)
 
 

@@ -144,8 +144,6 @@ def _command(engine: PeerEngine) -> list[str]:
 
 def _environment(engine: PeerEngine) -> dict[str, str]:
     """Ours find the project; a peer must not, because `kernels` is also a name of theirs."""
-    own = (
-        {"PYTHONPATH": str(engine.root)} if engine.is_ours else {"OMP_NUM_THREADS": str(engine.options["num_threads"])}
-    )
     inherited = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "OMP_NUM_THREADS")}
-    return inherited | OWN_LIBRARIES | own
+    own = ("PYTHONPATH", engine.root) if engine.is_ours else ("OMP_NUM_THREADS", engine.options["num_threads"])
+    return inherited | OWN_LIBRARIES | {own[0]: str(own[1])}
