@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels.ops.codes import E2M1, Codes
 
 SLABS = (64, 32, 16)  # input features whose codes have the same bits of their words: the most that a group holds whole
-LONG = 64  # a slab that is taken only where its blocks need no padding
+LONG = 64  # a slab of integers alone, for which it was measured, where blocks need no padding
 WORD = 32  # bits
 INTEGERS, FLOATS, OCTETS = 0, 1, 2  # codes of 4 bits, of E2M1, and E4M3
 NARROW = (torch.bfloat16, torch.float16)  # of scales: powers of two fit the first, numbers of 16 bits one of them
@@ -44,7 +44,7 @@ class DecodedWeight:
 def pack_decoded(codes: Codes, slabs: Sequence[int] = SLABS) -> DecodedWeight:
     """With one of `slabs`.  Raises ValueError for what is not decoded."""
     (rows, columns), group = codes.shape, min(codes.group, codes.shape[1])
-    slab = _slab(slabs, columns, group, 8 if codes.codes.dtype == torch.float8_e4m3fn else 4)
+    slab = _slab(slabs, columns, group, is_integer=codes.bits == 4 and codes.table is None)
     if codes.gather is not None or not slab:
         raise ValueError(f"groups must be multiples of {SLABS[-1]} input features, in their order")
     scales = codes.scales.t().contiguous()
@@ -78,10 +78,10 @@ def _narrowed(scales: Tensor) -> Tensor:
     return next((one for one in narrow if torch.equal(one.float(), scales)), scales)
 
 
-def _slab(slabs: Sequence[int], columns: int, group: int, bits: int) -> int:
+def _slab(slabs: Sequence[int], columns: int, group: int, *, is_integer: bool) -> int:
     """0 where groups are too small."""
     sizes = (size for size in slabs if group == columns or group % size == 0)
-    return next((size for size in sizes if size != LONG or columns % (size * WORD // bits) == 0), 0)
+    return next((size for size in sizes if size != LONG or (is_integer and columns % (LONG * WORD // 4) == 0)), 0)
 
 
 def _words(
