@@ -1,5 +1,6 @@
 // A step from the embeddings of its tokens to their hidden states.
 #include <algorithm>
+#include <atomic>
 
 #include "lora.h"
 
@@ -100,9 +101,9 @@ void begin_forward(Member &member, const Step &s) {
     });
 }
 
-void forward(Member &member, const Step &s, float *hidden) {
+void embed_all(Member &member, const Step &s) {
     const PgModel &m = s.m;
-    const int64_t all = (int64_t)s.tokens.ids.size(), kept = (int64_t)s.tokens.wanted.size();
+    const int64_t all = (int64_t)s.tokens.ids.size();
     member.for_each(all, 1, [&](int64_t row, int64_t) {
         if (s.given.inputs) {
             if (s.given.inputs != s.residual)  // else the leader puts them there
@@ -115,13 +116,20 @@ void forward(Member &member, const Step &s, float *hidden) {
         embed(m, id - m.first_vocab, s.tokens.positions[row], adapter, s.residual + row * s.hidden_stride);
     });
     begin_forward(member, s);
-    for (int32_t i = 0; i < m.num_layers; i++) {
-        const bool last = i == m.num_layers - 1;
-        capture(member, s, i, all);
-        attention_half(member, s, m.layers[i], last);
-        if (last && kept == 0) return;
-        feed_forward_half(member, s, m.layers[i], last ? s.kept : s.residual, last ? kept : all);
-    }
+}
+
+void compute_layer(Member &member, const Step &s, int32_t i) {
+    const PgModel &m = s.m;
+    const int64_t all = (int64_t)s.tokens.ids.size(), kept = (int64_t)s.tokens.wanted.size();
+    const bool last = i == m.num_layers - 1;
+    capture(member, s, i, all);
+    attention_half(member, s, m.layers[i], last);
+    if (!last || kept) feed_forward_half(member, s, m.layers[i], last ? s.kept : s.residual, last ? kept : all);
+}
+
+void norm_kept(Member &member, const Step &s, float *hidden) {
+    const PgModel &m = s.m;
+    const int64_t kept = (int64_t)s.tokens.wanted.size();
     if (m.group && !leads(*m.group)) return;
     member.for_each(kept, 1, [&](int64_t row, int64_t) {
         const float *from = s.kept + row * s.hidden_stride;
@@ -131,6 +139,39 @@ void forward(Member &member, const Step &s, float *hidden) {
             memcpy(hidden + row * m.hidden, from, m.hidden * 4);
     });
 }
+
+constexpr size_t FEW_ROWS = 16;  // memory is what all wait for then
+
+// A step of few rows as a job in parts, which end between two layers; another one in one part.
+class Forward {
+  public:
+    // Many rows take a member's part of the arithmetic, however late it comes, and ranks wait for each other anyway.
+    Forward(const Step &s, float *hidden) : in_parts(s.tokens.ids.size() <= FEW_ROWS && !s.m.group), s_(s), hidden_(hidden) {}
+    const bool in_parts;
+
+    void part(Member &member) {
+        const int32_t layers = s_.m.num_layers;
+        int32_t i = next_;
+        if (i == 0) embed_all(member, s_);
+        for (; i < layers; i++) {
+            // The first member says so a layer ahead: before the others look, they pass this layer's barriers.
+            if (i == end_.load(std::memory_order_relaxed)) break;
+            if (in_parts && should_end(member)) end_.store(i + 1, std::memory_order_relaxed);
+            compute_layer(member, s_, i);
+        }
+        if (i == layers) norm_kept(member, s_, hidden_);
+        member.barrier();
+        if (member.id) return;
+        next_ = i, end_.store(-1, std::memory_order_relaxed);
+    }
+    bool is_done() const { return next_ == s_.m.num_layers; }
+
+  private:
+    const Step &s_;
+    float *hidden_;
+    int32_t next_ = 0;              // layer
+    std::atomic<int32_t> end_{-1};  // of this part
+};
 
 // What a layer's first linears give, and what its attention gives.
 int64_t mixed_width(const PgLayer &layer) {
@@ -268,7 +309,9 @@ extern "C" void pg_forward(const PgModel *model, const PgStep *step, float *hidd
     Tokens &tokens = scratch.tokens;
     tokens.list(*model, *step);
     const Step s = make_step(*model, *step, tokens, (int64_t)tokens.ids.size(), (int64_t)tokens.wanted.size());
-    parallel([&](Member &member) { forward(member, s, hidden); });
+    Forward forward(s, hidden);
+    if (forward.in_parts) parallel_in_parts(forward);
+    else parallel([&](Member &member) { forward.part(member); });
 }
 
 extern "C" int32_t pg_abi(void) { return PG_ABI; }

@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 
 #include <condition_variable>
@@ -33,11 +34,11 @@ struct alignas(64) Counter {
 };
 Counter tickets[Member::MOST], arrived, job;
 
-// What the members of a step wait for; a futex.
+// What the members of a job wait for: the next phase, or a part of the job to take part in.  A futex.
 struct alignas(64) Phase {
     std::atomic<uint32_t> number{0};
     std::atomic<int> sleepers{0};
-} phase;
+} phase, part;
 static_assert(sizeof phase.number == sizeof(uint32_t));
 
 std::atomic<int> spins_in_step{SPINS_IN_STEP};
@@ -47,6 +48,26 @@ double milliseconds() {
     timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return now.tv_sec * 1e3 + now.tv_nsec * 1e-6;
+}
+
+// Who takes a core has much to do in a row: what follows a step, several processes do one after the other while the next
+// one is computed.  A member that stays away as long costs its part of the speed, which is little where all wait for memory.
+constexpr double AWAY = 1;  // milliseconds
+double last_is_away_until = 0;
+
+// How long the last piece of a part took, after which members may join: a piece without a member is worth so much waiting.
+constexpr double WORTH_WAITING = 0.05, MOST_WAITING = 0.2;  // of the piece; milliseconds
+double piece = 0, piece_began = 0;                          // milliseconds
+std::atomic<bool> interrupted{false};  // a member, since the first one asked
+
+// Whether another process took this thread's core since it was last asked.
+bool was_interrupted() {
+    thread_local int64_t seen = 0;
+    rusage used;
+    if (getrusage(RUSAGE_THREAD, &used)) return false;
+    const bool found = used.ru_nivcsw != seen;
+    seen = used.ru_nivcsw;
+    return found;
 }
 
 // Counts this member's switches, at the end of a job; the first one decides for the team.
@@ -65,7 +86,7 @@ void look_around(bool decides) {
     spins_in_step.store(found > MANY_SWITCHES * passed ? SPINS_AMONG_OTHERS : SPINS_IN_STEP, std::memory_order_relaxed);
 }
 
-void await_after(uint32_t now) {
+void await_after(Phase &phase, uint32_t now) {
     const int spins = spins_in_step.load(std::memory_order_relaxed);
     for (int i = 0; i < spins; i++) {
         if (phase.number.load(std::memory_order_acquire) != now) return;
@@ -77,7 +98,7 @@ void await_after(uint32_t now) {
     phase.sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
 
-void begin_after(uint32_t now) {
+void begin_after(Phase &phase, uint32_t now) {
     phase.number.store(now + 1, std::memory_order_seq_cst);
     if (phase.sleepers.load(std::memory_order_seq_cst))
         syscall(SYS_futex, &phase.number, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
@@ -90,8 +111,22 @@ std::vector<std::thread> &threads = *new std::vector<std::thread>;
 int size = 1;
 int sleepers = 0;  // guarded by the mutex
 bool stopping = false;
-void (*current)(Member &, void *) = nullptr;
-void *current_context = nullptr;
+
+// The job of now, done in parts, which are numbered through: a job's first PARTS_OF_JOB numbers belong to the next one.
+// Who comes to it says so and waits for the next part; `part` says then whether it takes part, and `id` as which member.
+constexpr uint32_t PARTS_OF_JOB = 1024, NOT_BEGUN = 0, OVER = PARTS_OF_JOB - 1;
+struct Job {
+    TeamBody body;
+    void *context;
+    uint32_t first = 0;  // of the part numbers
+    int count = 1;       // members of the part
+    struct alignas(64) {
+        std::atomic<uint32_t> came_to{0}, part{0};
+        std::atomic<int> id{0};
+    } members[Member::MOST];
+
+    bool has_come(int i) const { return members[i].came_to.load(std::memory_order_acquire) == first; }
+} current;
 
 void pin_to(int index) {
     cpu_set_t allowed, one;
@@ -107,26 +142,38 @@ void pin_to(int index) {
 
 int64_t await_job(int64_t done) {
     for (int i = 0; i < SPINS_BETWEEN; i++) {
-        if (job.value.load(std::memory_order_acquire) != done) return done + 1;
+        const int64_t now = job.value.load(std::memory_order_acquire);
+        if (now != done) return now;
         _mm_pause();
     }
     std::unique_lock<std::mutex> lock(mutex);
     sleepers++;
     wake.wait(lock, [&] { return job.value.load(std::memory_order_relaxed) != done; });
     sleepers--;
-    return done + 1;
+    return job.value.load(std::memory_order_relaxed);
 }
 
-void serve(int id, int count, bool pin, int64_t done) {
-    if (pin) pin_to(id);
+void work(Member &&member) {
+    Clock::begin();
+    current.body(member, current.context);
+    member.barrier();
+    Clock::end();
+}
+
+void serve(int own, bool pin, int64_t done) {
+    auto &self = current.members[own];
+    if (pin) pin_to(own);
     for (;;) {
         done = await_job(done);
         if (stopping) return;
-        Member member(id, count);
-        Clock::begin();
-        current(member, current_context);
-        member.barrier();
-        Clock::end();
+        const uint32_t first = (uint32_t)done * PARTS_OF_JOB;
+        self.came_to.store(first, std::memory_order_release);
+        for (uint32_t now = first + NOT_BEGUN;;) {
+            await_after(part, now);
+            now = part.number.load(std::memory_order_acquire);
+            if (now - first >= OVER) break;  // or another job's
+            if (self.part.load(std::memory_order_relaxed) == now) work({self.id.load(std::memory_order_relaxed), current.count});
+        }
         look_around(false);
     }
 }
@@ -135,6 +182,37 @@ void start_job() {
     std::lock_guard<std::mutex> lock(mutex);
     job.value.fetch_add(1, std::memory_order_release);
     if (sleepers) wake.notify_all();
+}
+
+void begin_job(TeamBody body, void *context) {
+    current.body = body, current.context = context;
+    if (size == 1) return;
+    current.first = (uint32_t)(job.value.load(std::memory_order_relaxed) + 1) * PARTS_OF_JOB;
+    part.number.store(current.first + NOT_BEGUN, std::memory_order_seq_cst);
+    start_job();
+}
+
+bool takes_part(int i) { return current.has_come(i) && (i < size - 1 || milliseconds() > last_is_away_until); }
+
+// With all, who may come later, or with those who have come.
+void run_part(bool with_all) {
+    const uint32_t now = part.number.load(std::memory_order_relaxed);
+    int count = 1;
+    for (int i = 1; i < size; i++) {
+        if (!with_all && !takes_part(i)) continue;
+        current.members[i].id.store(count++, std::memory_order_relaxed);
+        current.members[i].part.store(now + 1, std::memory_order_relaxed);
+    }
+    for (int range = 0; range < count; range++) tickets[range].value.store(0, std::memory_order_relaxed);
+    current.count = count;
+    if (count > 1) begin_after(part, now);
+    work({0, count});
+}
+
+void end_job() {
+    if (size == 1) return;
+    begin_after(part, current.first + OVER - 1);
+    look_around(true);
 }
 
 }  // namespace
@@ -149,9 +227,9 @@ void Member::barrier() {
     const uint32_t now = phase.number.load(std::memory_order_relaxed);
     if (arrived.value.fetch_add(1, std::memory_order_acq_rel) == count - 1) {
         arrived.value.store(0, std::memory_order_relaxed);
-        begin_after(now);
+        begin_after(phase, now);
     } else {
-        await_after(now);
+        await_after(phase, now);
     }
     Clock::enter(PG_OTHER);
 }
@@ -168,18 +246,39 @@ void team_resize(int count, bool pin) {
     }
     size = count < 1 ? 1 : count > Member::MOST ? Member::MOST : count;
     const int64_t done = job.value.load();
-    for (int id = 1; id < size; id++) threads.emplace_back(serve, id, size, pin, done);
+    for (int id = 1; id < size; id++) threads.emplace_back(serve, id, pin, done);
 }
 
-void team_run(void (*body)(Member &, void *), void *context) {
-    for (int range = 0; range < size; range++) tickets[range].value.store(0, std::memory_order_relaxed);
-    current = body;
-    current_context = context;
-    if (size > 1) start_job();
-    Member member(0, size);
-    Clock::begin();
-    body(member, context);
-    member.barrier();
-    Clock::end();
-    if (size > 1) look_around(true);
+bool should_end(const Member &member) {
+    if (member.count > 1 && was_interrupted()) interrupted.store(true, std::memory_order_relaxed);
+    if (member.id) return false;
+    const double now = milliseconds();
+    if (piece_began) piece = now - piece_began;
+    piece_began = now;
+    if (member.count > 1 && interrupted.exchange(false, std::memory_order_relaxed) && piece < AWAY) {
+        last_is_away_until = now + AWAY;
+        return true;
+    }
+    int count = 1;
+    for (int i = 1; i < size && count <= member.count; i++) count += takes_part(i);
+    return count > member.count;
+}
+
+void team_run(TeamBody body, void *context) {
+    begin_job(body, context);
+    run_part(true);
+    end_job();
+}
+
+void team_run_in_parts(TeamBody body, bool (*is_done)(void *), void *context) {
+    begin_job(body, context);
+    const auto all_have_come = [] {
+        int i = 1;
+        while (i < size && current.has_come(i)) i++;
+        return i == size;
+    };
+    const double until = milliseconds() + std::min(WORTH_WAITING * piece, MOST_WAITING);
+    while (!all_have_come() && milliseconds() < until) _mm_pause();
+    for (; !is_done(context); piece_began = 0) run_part(false);
+    end_job();
 }

@@ -19,8 +19,9 @@ KV_CACHE_GIB = 3
 FULL, INT8, INT4 = "none", "int8", "int4"  # quantizations
 RUNNER, CHAIN = "pageant-runner", "pageant"
 RUNNER_INT8 = "pageant-runner-int8"  # beside int4, which is to lose nothing to it in batches
-RUNNER_OTHER = "pageant-runner-other"  # of another checkout: two versions in turns
-OURS = (RUNNER, CHAIN, RUNNER_INT8, RUNNER_OTHER)
+RUNNER_OTHER, CHAIN_OTHER = "pageant-runner-other", "pageant-other"  # of another checkout: two versions in turns
+OTHERS = {RUNNER: RUNNER_OTHER, CHAIN: CHAIN_OTHER}
+OURS = (RUNNER, CHAIN, RUNNER_INT8, *OTHERS.values())
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -51,7 +52,7 @@ class PeerEngine:
 def engines(peers: Path, model: str, quantization: str, against: Path | None = None) -> list[PeerEngine]:
     """All engines that know this quantization; ours first, then peers as they are laid out in their folder.
 
-    `against`: another checkout, whose runner takes part too.
+    `against`: another checkout, which takes part too.
     """
     everything = [*ours(peers, model, quantization, against), *_peers(peers, peers / "models" / model)]
     return [engine for engine in everything if engine.quantization == quantization]
@@ -68,8 +69,9 @@ def ours(peers: Path, model: str, quantization: str, against: Path | None = None
     files = {RUNNER: "pageant_runner.py", CHAIN: "pageant_chain.py"}
     found = [PeerEngine(name, quantization, ENGINES / file, here, options) for name, file in files.items()]
     if against is not None:
-        file = against / ENGINES.relative_to(ROOT) / files[RUNNER]
-        found.append(PeerEngine(RUNNER_OTHER, quantization, file, here, options, needs=(file,), root=against))
+        for own, other in OTHERS.items():
+            file = against / ENGINES.relative_to(ROOT) / files[own]
+            found.append(PeerEngine(other, quantization, file, here, options, needs=(file,), root=against))
     if quantization == INT4:
         wider = {"settings": settings | {"quantization": INT8}}
         found.append(PeerEngine(RUNNER_INT8, quantization, ENGINES / files[RUNNER], here, wider))

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from scripts.bench.common.proc import has_bf16
 from scripts.bench.common.report import Result
 from scripts.bench.common.specs import FAMILIES
-from scripts.bench.peers.catalog import CHAIN, FULL, INT4, INT8, OURS, RUNNER, RUNNER_INT8, RUNNER_OTHER
+from scripts.bench.peers.catalog import CHAIN, FULL, INT4, INT8, OTHERS, OURS, RUNNER, RUNNER_INT8
 from scripts.bench.peers.rounds import EngineRecord
 from scripts.bench.peers.workloads import WORKLOADS
 
@@ -79,15 +79,16 @@ def ratio_lines(
     """One line for each engine of ours and workload that was run; of warm-ups where they left no peer to run it."""
     played = [name for name in WORKLOADS if any(name == workload for workload, _ in records)]
     lines = [ratio_line(records, model, quantization, e, name, warm_ups) for e in (RUNNER, CHAIN) for name in played]
-    lines += _versus(records, "b1", RUNNER_INT8, f"{RUNNER} {quantization} / int8, {model}", INT4_OF_INT8)
-    for name in played:
-        lines += _versus(records, name, RUNNER_OTHER, f"{RUNNER} / the other checkout's, {model}", OTHER_TARGET)
+    lines += _versus(records, "b1", RUNNER, RUNNER_INT8, f"{RUNNER} {quantization} / int8, {model}", INT4_OF_INT8)
+    for own, other in OTHERS.items():
+        for name in played:
+            lines += _versus(records, name, own, other, f"{own} / the other checkout's, {model}", OTHER_TARGET)
     return lines
 
 
-def _versus(records: Records, workload: str, other: str, what: str, bound: float) -> list[Result]:
-    """The runner against another engine of ours, where both ran."""
-    own, found = records.get((workload, RUNNER)), records.get((workload, other))
+def _versus(records: Records, workload: str, engine: str, other: str, what: str, bound: float) -> list[Result]:
+    """Two engines of ours, where both ran."""
+    own, found = records.get((workload, engine)), records.get((workload, other))
     if own is None or found is None:
         return []
     note = f"{shown(own)} against {shown(found)} {WORKLOADS[workload].unit}"

@@ -19,6 +19,7 @@ from scripts.bench.common.turns import rotated
 from scripts.bench.peers import figures
 from scripts.bench.peers.catalog import (
     CHAIN,
+    CHAIN_OTHER,
     FULL,
     INT4,
     INT8,
@@ -158,20 +159,24 @@ def test_int4_is_compared_with_our_int8_too_which_is_no_peer() -> None:
     assert wider.measured == pytest.approx(0.9) and wider.missed
 
 
-def test_the_runner_of_another_checkout_is_no_peer_and_has_lines_of_its_own(tmp_path: Path) -> None:
+def test_another_checkout_is_no_peer_and_has_lines_of_its_own(tmp_path: Path) -> None:
     records = {
         ("c", RUNNER): record("c", 1.0),
         ("c", RUNNER_OTHER): record("c", 0.9),
         ("d", RUNNER): record("d", 1.0),
         ("d", RUNNER_OTHER): record("d", 1.01),
+        ("d", CHAIN): record("d", 1.0),
+        ("d", CHAIN_OTHER): record("d", 0.5),
     }
-    prompt, shared = ratio_lines(records, "S", FULL)[-2:]
+    prompt, shared, chain = ratio_lines(records, "S", FULL)[-3:]
     assert best_peer(records, "c") is None
     assert prompt.measured == pytest.approx(0.9) and prompt.missed
     assert shared.measured == pytest.approx(1.01) and not shared.missed
-    assert RUNNER_OTHER not in {engine.name for engine in engines(tmp_path, "S", FULL)}
-    (other,) = (engine for engine in engines(tmp_path, "S", FULL, tmp_path) if engine.name == RUNNER_OTHER)
-    assert other.missing == [tmp_path / "scripts" / "bench" / "peers" / "engines" / "pageant_runner.py"]
+    assert chain.measured == pytest.approx(0.5) and chain.missed
+    assert {RUNNER_OTHER, CHAIN_OTHER}.isdisjoint(engine.name for engine in engines(tmp_path, "S", FULL))
+    others = [engine for engine in engines(tmp_path, "S", FULL, tmp_path) if engine.name in (RUNNER_OTHER, CHAIN_OTHER)]
+    folder = tmp_path / "scripts" / "bench" / "peers" / "engines"
+    assert [one.missing for one in others] == [[folder / "pageant_runner.py"], [folder / "pageant_chain.py"]]
 
 
 def test_an_engine_of_ours_has_the_code_of_its_checkout(tmp_path: Path) -> None:
