@@ -139,6 +139,7 @@ def gloo_gather(num_bytes: int) -> Gather:
         port = probe.getsockname()[1]
 
     def gather(rank: int) -> np.ndarray[Any, Any]:
+        torch.set_num_threads(1)  # a fork has none of OpenMP's threads, and would wait for them for ever
         torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
         own, *whole = (torch.zeros(num_bytes, dtype=torch.uint8) for _ in range(3))
         times = np.zeros(GLOO_GATHERS, np.int64)
