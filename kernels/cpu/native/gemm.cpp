@@ -34,7 +34,9 @@ PG_INLINE void tile(const Rows &x, int64_t row, const PgLinear &w, int64_t panel
 template <Kernel KERNEL, int MR>
 __attribute__((noinline)) int tile_of(const Rows &x, int64_t row, const PgLinear &w, int64_t panel, int64_t end,
                                       const Fetch &fetch, float *results) {
-    constexpr int NC = wide_columns(MR);
+    // One row of dot products waits for memory, which one stream reads best where a vector is a cache line.
+    constexpr bool WAITS = W == 16 && MR == 1 && (KERNEL == DOT_BF16 || KERNEL == DOT_I8);
+    constexpr int NC = WAITS ? 2 : wide_columns(MR);
     if constexpr (NC > 2)
         if (panel + NC / 2 <= end) {
             tile<KERNEL, MR, NC>(x, row, w, panel, fetch, results);
