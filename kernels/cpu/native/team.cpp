@@ -50,7 +50,7 @@ double milliseconds() {
     return now.tv_sec * 1e3 + now.tv_nsec * 1e-6;
 }
 
-// Who takes a core has much to do in a row: what follows a step, several processes do one after the other while the next
+// A process that takes a core is seldom the last: what follows a step, several processes do one after the other while the next
 // one is computed.  A member that stays away as long costs its part of the speed, which is little where all wait for memory.
 constexpr double AWAY = 1;  // milliseconds
 double last_is_away_until = 0;
@@ -113,7 +113,7 @@ int sleepers = 0;  // guarded by the mutex
 bool stopping = false;
 
 // The job of now, done in parts, which are numbered through: a job's first PARTS_OF_JOB numbers belong to the next one.
-// Who comes to it says so and waits for the next part; `part` says then whether it takes part, and `id` as which member.
+// A member that comes to it says so and waits for the next part; `part` says then whether it takes part, and `id` as which member.
 constexpr uint32_t PARTS_OF_JOB = 1024, NOT_BEGUN = 0, OVER = PARTS_OF_JOB - 1;
 struct Job {
     TeamBody body;
