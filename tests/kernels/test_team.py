@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -28,8 +29,8 @@ def native(request: pytest.FixtureRequest) -> Iterator[Native]:
 
 @pytest.fixture(scope="module")
 def busy_cores() -> Iterator[None]:
-    """Two processes compute all the time, with as much right to a core as the team has."""
-    others = [subprocess.Popen([sys.executable, "-S", "-c", BUSY]) for _ in range(2)]
+    """A process for each core computes all the time, with as much right to it as the team has."""
+    others = [subprocess.Popen([sys.executable, "-S", "-c", BUSY]) for _ in os.sched_getaffinity(0)]
     yield
     for other in others:
         other.kill()
