@@ -1,4 +1,4 @@
-"""A step's result on its way from the device: copied behind the step, read once the step's event has passed.
+"""A step's result on its way: copied behind the step that makes it, read once that is over.
 
 The thread that launches steps never waits; `finish` does.
 """
@@ -57,13 +57,12 @@ def start_timer(device: torch.device) -> StepTimer:
 
 
 class PendingResult:
-    """The result of one step that was launched; on a CPU the step has ended already."""
+    """The result of one step that was launched."""
 
-    def __init__(self, make_result: Callable[[float], StepResult], timer: StepTimer) -> None:
-        """`make_result` reads what was sent to the host before; it gets the step's seconds."""
+    def __init__(self, make_result: Callable[[float], StepResult], seconds: Callable[[], float]) -> None:
+        """`make_result` reads what was sent to the host before; it gets the step's seconds, which are waited for."""
         self._make_result = make_result
-        self._timer = timer
-        timer.stop()
+        self._seconds = seconds
 
     def finish(self) -> StepResult:
-        return self._make_result(self._timer.seconds())
+        return self._make_result(self._seconds())

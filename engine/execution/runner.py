@@ -1,8 +1,8 @@
 """The model runner: one plan in, one result out.
 
 Public API: `ModelRunner.capacity` (sent to the scheduler), `.run(plan)`, `.reset()` at a new epoch.  Runs on one
-thread and one stream; a plan's work starts after that of the plan before it, so a block freed by the scheduler after
-result n may be written by plan n + 2 without a fence.
+thread and one stream or queue; a plan's work starts after that of the plan before it, so a block freed by the scheduler
+after result n may be written by plan n + 2 without a fence.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ from engine.execution.drafts import Drafter
 from engine.execution.partial import without
 from engine.execution.pending_result import PendingResult, StepTimer, start_timer
 from engine.execution.pooling import Classifier, RowPools
+from engine.execution.queued_steps import QueuedSteps
 from engine.execution.results import StepOutputs, make_empty_result, make_result
 from engine.execution.row_automata import RowAutomata
 from engine.execution.rows import RowsOutOfStep, RowTable
@@ -34,7 +35,7 @@ from engine.execution.schedule import Schedule, read_schedule
 from engine.execution.scoring import SampledScores, Scored, score_rows
 from engine.modeling.batch import Ints, StepBatch
 from engine.modeling.kv_pool import KVPool
-from engine.modeling.model import Captures, HasStages, Model
+from engine.modeling.model import Captures, HasStages, Model, QueuesSteps
 from engine.modeling.pool_backing import SETTLE, IdleTime, PageBacking
 from engine.sampling.columns import NO_LOGPROBS
 from engine.sampling.drafts import Drafts
@@ -98,6 +99,8 @@ class ModelRunner:
         sizes = [one.num_blocks for one in pool.sliding]
         self._fence = BlockFence(table.num_rows, pool.num_blocks, pool.block_size, sizes)
         self._idle = IdleTime()
+        queues = isinstance(model, QueuesSteps) and table.states is None and drafter is None
+        self._queued = QueuedSteps(cast(QueuesSteps, model), table, self._idle) if queues else None
         self._backings = [PageBacking(one.tensors, one.num_blocks, self._idle) for one in (pool, *pool.sliding)]
         self.blocks = None if capacity.keeps_states else access_to(pool, self._fence.first, fingerprint)
         if self.blocks is not None:
@@ -106,6 +109,7 @@ class ModelRunner:
 
     def reset(self) -> None:
         """Forget all rows: a new epoch begins, and its scheduler will admit everything again."""
+        self.catch_up()
         self._table.reset()
         self._automata.reset()
         self._pools.reset()
@@ -119,19 +123,30 @@ class ModelRunner:
         """The rows in use, and a digest of the blocks of each, as of the plan that was launched last."""
         return self._fence.holdings()
 
+    @property
+    def launches_ahead(self) -> bool:
+        """Whether `launch` may return before the step has ended."""
+        return self.capacity.device == "cuda" or (self._queued is not None and self._queued.is_on)
+
+    def catch_up(self) -> None:
+        """Wait for the steps that are queued."""
+        if self._queued is not None:
+            self._queued.catch_up()
+
     def run(self, plan: StepPlan) -> StepResult:
         """Refuse the entries that contradict their row's state.  Raises FatalError on a malformed plan."""
         return self.launch(plan).finish()
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> PendingResult:
-        """The same, but does not wait for its end on a GPU."""
+        """The same, but does not wait for its end where it need not."""
         self._idle.pause()
         try:
             with contextlib.nullcontext() if self.adapters is None else self.adapters.lock:
                 return self._launch(plan)
         finally:
-            self._idle.go_on()
+            if self._queued is None or self._queued.is_empty:
+                self._idle.go_on()
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan) -> BegunStep:
@@ -150,7 +165,15 @@ class ModelRunner:
             self._idle.go_on()
 
     def _launch(self, plan: StepPlan) -> PendingResult:
-        return self._complete(self._begin(plan))
+        if self._queued is None or not self._queued.is_on:
+            return self._complete(self._begin(plan))
+        self._queued.make_way(plan)
+        begun = self._begin(plan)
+        held = begun.held
+        if held is not None and not held.helds and (pending := self._queued.put(plan, begun.fenced, held.schedule)):
+            return pending
+        self._queued.catch_up()
+        return self._complete(begun)
 
     def _begin(self, plan: StepPlan) -> BegunStep:
         clock = start_timer(self._model.device)
@@ -163,7 +186,8 @@ class ModelRunner:
     def _complete(self, begun: BegunStep) -> PendingResult:
         plan, clock, fenced, held = begun.plan, begun.clock, begun.fenced, begun.held
         if held is None:
-            return PendingResult(partial(make_empty_result, plan, fenced), clock)
+            clock.stop()
+            return PendingResult(partial(make_empty_result, plan, fenced), clock.seconds)
         batch, hidden, captured = self._forward(held)
         schedule, missing = held.hold()
         prompt_scores = self._prompt_scores(schedule, hidden) if len(schedule.scored) else {}
@@ -176,7 +200,8 @@ class ModelRunner:
         refused = {} if missing is None else missing.refused
         drafts = self._draft(plan, batch, captured)
         found = StepOutputs(sampled, scores, prompt_scores, embeddings, refused, *drafts)
-        return PendingResult(partial(make_result, plan, fenced, found), clock)
+        clock.stop()
+        return PendingResult(partial(make_result, plan, fenced, found), clock.seconds)
 
     def _forward(
         self, held: ConstrainedStep

@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.execution.schedule import Schedule
 from engine.modeling.batch import Ints
 from engine.sampling.verification import Verdict
-from kernels.ops.transfer import mark, to_host
+from kernels.ops.transfer import Mark, mark, to_host
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +39,21 @@ class SampledTokens:
     """The sampled tokens of one step.  To read `yielded` waits for the step's end where it is not known before."""
 
     def __init__(
-        self, schedule: Schedule, missing: MissingSamples | None, tokens: Tensor, verdict: Verdict | None
+        self,
+        schedule: Schedule,
+        missing: MissingSamples | None,
+        tokens: Tensor,
+        verdict: Verdict | None,
+        end: Mark | None = None,
     ) -> None:
-        """`tokens` [num_positions] int64, on the device; without a verdict the step has no drafts."""
+        """`tokens` [num_positions] int64, on the device; without a verdict the step has no drafts.  `end`: of a step
+        that is queued."""
         self.tokens = tokens
         self._schedule = schedule
         self._missing = missing
         self._host_tokens = to_host(tokens)
         self._accepted = None if verdict is None else to_host(verdict.accepted)
-        self._mark = mark(tokens.device)
+        self._mark = mark(tokens.device) if end is None else end
         self.is_known = verdict is None or tokens.device.type == "cpu"
         self._yielded: YieldedTokens | None = None
         self._is_plain = verdict is None and missing is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,9 +14,8 @@ from engine.modeling.native import NativeDecoder
 from engine.modeling.native_layers import NORM_KINDS, address
 from engine.sampling.columns import SamplingColumns
 from kernels.cpu import abi
-from kernels.cpu.native import DraftingColumns, Native, SampledColumns
+from kernels.cpu.native import DraftingColumns, Native
 from kernels.cpu.packing import FORMATS, PackedLinear
-from shared.sampling import GREEDY_EPSILON
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +43,8 @@ class NativeHead(HeadModel):
         counts: Ints,  # [num_seqs] drafts
         columns: SamplingColumns | None,  # None: the likeliest tokens
     ) -> Ints:  # [sum of counts]
-        sampled = None if columns is None else _sampled(columns, batch.rows)
+        sampled = None if columns is None else columns.sampled(batch.rows)
         return self._decoder.draft(self._struct, batch, DraftingColumns(captured, firsts, counts, sampled))
-
-
-def _sampled(columns: SamplingColumns, rows: Ints) -> SampledColumns:
-    temperature = columns.temperature[rows].astype(np.float32)
-    temperature[temperature < GREEDY_EPSILON] = 0.0
-    with np.errstate(divide="ignore"):
-        depth = np.log(columns.min_p[rows])  # -inf where off
-    return SampledColumns(temperature, columns.seeds[rows], columns.top_k[rows], depth, columns.top_p[rows])
 
 
 def _describe(spec: HeadSpec, around: NativeAround) -> abi.PgHead:

@@ -14,7 +14,8 @@ import torch
 
 from engine.description.spec import ModelSpec
 from engine.modeling.assembly import torch_layout
-from engine.modeling.native import native_layout, why_unsupported
+from engine.modeling.native import why_unsupported
+from engine.modeling.native_layout import native_layout
 from engine.weights.formats import Formats, resolve_device, resolve_formats
 from kernels.cpu.loading import load as load_native
 from kernels.cpu.native import Native, NativeUnavailable

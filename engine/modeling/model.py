@@ -14,6 +14,8 @@ from engine.description.spec import ModelSpec
 from engine.lora.adapter import LoraAdapter
 from engine.modeling.batch import Ints, StepBatch
 from engine.modeling.kv_pool import KVPool, Sliding
+from kernels.cpu.queued import QueuedStep
+from kernels.ops.sampled_columns import SampledColumns
 
 
 class Model(Protocol):
@@ -114,6 +116,25 @@ class HoldsAdapters(Protocol):
 
     def drop_adapter(self, place: int) -> None:
         """The same."""
+        ...
+
+
+@runtime_checkable
+class QueuesSteps(Protocol):
+    """A model that may compute steps behind the caller's back, one after the other."""
+
+    @property
+    def queues(self) -> bool:
+        """Whether it does."""
+        ...
+
+    def queue(
+        self,
+        batch: StepBatch,  # wants 0 or 1 of each; none has an adapter
+        sampled: SampledColumns | None,  # of its sequences; None: all take the most likely token
+    ) -> QueuedStep:
+        """All of a step: the tokens that are taken stand in the batch's `tokens` then.  Until it is computed, its rows'
+        histories and blocks stay as they are; any other call waits for it."""
         ...
 
 

@@ -23,42 +23,20 @@ from engine.modeling.kv_pool import KVPool, LayerPools, Sliding
 from engine.modeling.linear_attention import copy_rows
 from engine.modeling.native_delta import make_states
 from engine.modeling.native_layers import LayerPacker, NativeExperts, NativeLayer, NativeNorm, address, describe_layer
+from engine.modeling.native_layout import native_layout
 from engine.modeling.native_lora import NativeAdapters
+from engine.modeling.native_queue import StepQueue
 from engine.modeling.rope import build_rope_table
 from engine.weights.formats import Formats
 from engine.weights.kv_scales import KVScales
-from engine.weights.pages import Arena, padded
 from engine.weights.source import WeightSource
 from kernels.cpu import abi
-from kernels.cpu.native import DraftingColumns, KVShape, Native, StepColumns
+from kernels.cpu.native import DraftingColumns, Native, StepColumns
 from kernels.cpu.packing import FORMATS, KV_FORMATS, WEIGHT_FORMATS, PackedLinear
+from kernels.cpu.queued import QueuedStep
 from kernels.cpu.ranks import ExpertMove
 from kernels.ops.kv_cache import FP8S
-
-
-@dataclass(frozen=True, slots=True)
-class NativeLayout:
-    """The KV pool's layout: opaque blocks of bytes, of keys and of values; latents are values alone."""
-
-    native: Native
-    layers: tuple[AttentionSpec, ...]
-    dtype: torch.dtype
-
-    def layer_bytes(self, block_size: int) -> list[int]:
-        """Of a block, in each layer."""
-        return [sum(self._sizes(heads, block_size)) for heads in self.layers]
-
-    def make_blocks(self, num_blocks: Sequence[int], block_size: int) -> list[tuple[Tensor, Tensor]]:
-        """Of each layer, keys and values [num_blocks, bytes] uint8, with so many blocks."""
-        sizes = [self._sizes(heads, block_size) for heads in self.layers]
-        columns = list(zip(num_blocks, sizes, strict=True))
-        arena = Arena(sum(padded(count * size) for count, both in columns for size in both))
-        made = [[arena.take(count * size).view(count, size) for size in both] for count, both in columns]
-        return [(keys, values) for keys, values in made]
-
-    def _sizes(self, heads: AttentionSpec, block_size: int) -> tuple[int, int]:
-        shape = KVShape(self.dtype, block_size, heads.num_kv_heads, heads.head_dim)
-        return 0 if heads.latent else self.native.key_bytes(shape), self.native.value_bytes(shape)
+from kernels.ops.sampled_columns import SampledColumns
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +81,7 @@ class NativeDecoder:
         self._layer_structs = (abi.PgLayer * 0)()
         self._logits = torch.empty(0)
         self._columns: StepColumns | None = None
+        self._queue = StepQueue(native)
         self._model = describe(spec, formats)
         self._model.max_positions = max_positions
         self._head = head
@@ -249,12 +228,25 @@ class NativeDecoder:
         """
         return self._native.extend(self._model, self._step(batch), count, temperature.astype(np.float32), seeds)
 
+    @property
+    def queues(self) -> bool:
+        return not self._model.group
+
+    def queue(self, batch: StepBatch, sampled: SampledColumns | None) -> QueuedStep:
+        self._columns_of(batch)
+        return self._queue.put(self._model, batch, sampled, self)
+
     def _step(self, batch: StepBatch) -> abi.PgStep:
+        columns = self._columns_of(batch)
+        return columns.fill(batch.rows, batch.computed, batch.scheduled, batch.wanted, batch.adapters)
+
+    def _columns_of(self, batch: StepBatch) -> StepColumns:
+        """Those of the one step that a call computes; the model knows where its tables are then."""
         columns = self._columns
         if columns is None or columns.tokens is not batch.tokens or columns.tables is not batch.block_tables:
             columns = self._columns = StepColumns(batch.tokens, batch.block_tables)
             self._place_tables(batch.block_tables.shape[1])
-        return columns.fill(batch.rows, batch.computed, batch.scheduled, batch.wanted, batch.adapters)
+        return columns
 
     def _place_tables(self, num_columns: int) -> None:
         """Of each layer in a row of so many, those of all pools beside each other."""
@@ -295,10 +287,6 @@ class NativeDecoder:
         start = self._native.group_logits(self._model) - memory.data_ptr()
         count, width = self._model.group.contents.max_rows, self.spec.vocab_size
         self._logits = memory[start : start + 4 * count * width].view(torch.float32).view(count, width)
-
-
-def native_layout(spec: ModelSpec, native: Native, formats: Formats) -> NativeLayout:
-    return NativeLayout(native, spec.attentions, formats.kv)
 
 
 def why_unsupported(spec: ModelSpec, native: Native, formats: Formats, block_size: int) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.ops.sampled_columns import SampledColumns
 from shared.pooling import PoolingKind
 from shared.sampling import GREEDY_EPSILON, SamplingParams
 
@@ -57,6 +58,7 @@ class SamplingColumns:
         self.plain: NDArray[np.bool_] = np.ones(num_rows, np.bool_)  # takes the most likely token of the raw logits
         self.altered: NDArray[np.bool_] = np.zeros(num_rows, np.bool_)  # penalties and constraints change its logits
         self.bare: NDArray[np.bool_] = np.ones(num_rows, np.bool_)  # has nothing but a temperature and a seed
+        self.raw: NDArray[np.bool_] = np.ones(num_rows, np.bool_)  # no host looks at its logits
 
     def fill(self, row: int, num_prompt: int, params: SamplingParams, seed: int, eos_token_ids: Sequence[int]) -> None:
         self.num_prompt[row] = num_prompt
@@ -78,6 +80,7 @@ class SamplingColumns:
         self.pools[row] = params.pooling is not None
         self.pools_all[row] = params.pooling is not None and params.pooling.kind is PoolingKind.MEAN
         self.altered[row] = self._is_altered(row)
+        self.raw[row] = not (self.altered[row] or self.logprobs[row] != NO_LOGPROBS)
         self.bare[row] = self._is_bare(row)
         self.plain[row] = self.bare[row] and self.temperature[row] < GREEDY_EPSILON
 
@@ -88,7 +91,7 @@ class SamplingColumns:
     def _is_bare(self, row: int) -> bool:
         truncated = self.top_k[row] > 0 or self.top_p[row] < 1.0 or self.min_p[row] > 0.0
         truncates = truncated and self.temperature[row] >= GREEDY_EPSILON  # the most likely token is always kept
-        return not (truncates or self.logprobs[row] != NO_LOGPROBS or self.altered[row])
+        return bool(self.raw[row] and not truncates)
 
     def of(self, row: int) -> Constraints:
         """Of a row that is `constrained`."""
@@ -99,6 +102,14 @@ class SamplingColumns:
     def drawn(self, rows: Ints) -> Ints:
         """Places in `rows` of those that sample; the others take the most likely token."""
         return np.flatnonzero(self.temperature[rows] >= GREEDY_EPSILON)
+
+    def sampled(self, rows: Ints) -> SampledColumns:
+        """How these rows draw, where their logits are raw."""
+        temperature = self.temperature[rows].astype(np.float32)
+        temperature[self.temperature[rows] < GREEDY_EPSILON] = 0.0
+        with np.errstate(divide="ignore"):
+            depth = np.log(self.min_p[rows])
+        return SampledColumns(temperature, self.seeds[rows], self.top_k[rows], depth, self.top_p[rows])
 
 
 def read_constraints(num_prompt: int, params: SamplingParams, eos_token_ids: Sequence[int]) -> Constraints | None:

@@ -6,7 +6,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
 from typing import Any
 
-VERSION = 21  # PG_ABI
+VERSION = 22  # PG_ABI
 
 RMS_NORM, LAYER_NORM = range(2)  # PgNormKind
 SILU, GELU_TANH, CLAMPED_SWIGLU = range(3)  # PgActivation
@@ -238,17 +238,18 @@ class PgHead(Structure):
     ]
 
 
-class PgDrafting(Structure):
+class PgSampling(Structure):
     _fields_ = [
-        ("captured", c_void_p),
-        ("firsts", c_void_p),
-        ("counts", c_void_p),
         ("temperature", c_void_p),
         ("seeds", c_void_p),
         ("top_k", c_void_p),
         ("depth", c_void_p),
         ("top_p", c_void_p),
     ]
+
+
+class PgDrafting(Structure):
+    _fields_ = [("captured", c_void_p), ("firsts", c_void_p), ("counts", c_void_p), ("sampling", PgSampling)]
 
 
 class PgRows(Structure):
@@ -283,7 +284,9 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "pg_forward": (None, [_MODEL, _STEP, _ADDRESS]),
     "pg_logits": (None, [_MODEL, _ADDRESS, c_int64, _ADDRESS, _ADDRESS]),
     "pg_greedy": (None, [_MODEL, _ADDRESS, c_int64, _ADDRESS, _ADDRESS]),
-    "pg_extend": (None, [_MODEL, _STEP, c_int64, _ADDRESS, _ADDRESS, _ADDRESS]),
+    "pg_extend": (None, [_MODEL, _STEP, c_int64, POINTER(PgSampling), _ADDRESS]),
+    "pg_queue": (c_int64, [_MODEL, _STEP, POINTER(PgSampling), _ADDRESS, _ADDRESS]),
+    "pg_await": (None, [c_int64]),
     "pg_draft": (None, [POINTER(PgHead), _STEP, POINTER(PgDrafting), _ADDRESS]),
     "pg_expert_bytes": (c_int64, [_MODEL]),
     "pg_slot_bytes": (c_int64, [_MODEL]),

@@ -13,6 +13,7 @@ class Library:
     def __init__(self, functions: ctypes.CDLL) -> None:
         self._functions = functions
         self._turn = threading.Lock()
+        self._num_queued = 0  # the number of the step that was queued last
         self.num_threads = 1
         self.target: str = functions.pg_target().decode()  # the instruction sets that it is compiled for
 
@@ -21,7 +22,12 @@ class Library:
 
     def _answer(self, function: Any, *arguments: Any) -> Any:
         with self._turn:
+            self._functions.pg_await(self._num_queued)  # a step that is queued has the team
             return function(*arguments)
+
+    def await_step(self, number: int) -> None:
+        """Until the step of this number is computed, and all that were queued before it.  In any thread."""
+        self._functions.pg_await(number)
 
     @property
     def fast_bfloat16(self) -> bool:

@@ -19,7 +19,9 @@ from torch import Tensor
 from kernels.cpu import abi
 from kernels.cpu.contents import check
 from kernels.cpu.packing import FORMATS, KV_FORMATS, PackedLinear
+from kernels.cpu.queued import QueuedStep
 from kernels.cpu.ranks import RankCalls
+from kernels.ops.sampled_columns import SampledColumns
 
 UNSUPPORTED = {
     1: "head_dim is no multiple of 16, or above 576",
@@ -49,17 +51,6 @@ class DraftingColumns:
     firsts: NDArray[np.int64]  # [num_seqs] rows there of the sequences' first tokens
     counts: NDArray[np.int64]  # [num_seqs] drafts
     sampled: SampledColumns | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SampledColumns:
-    """How sequences draw their tokens."""
-
-    temperature: NDArray[np.float32]  # [num_seqs]; 0: the likeliest
-    seeds: NDArray[np.int64]  # [num_seqs]
-    top_k: NDArray[np.int64]  # [num_seqs]; 0: off
-    depth: NDArray[np.float64]  # [num_seqs] log(min_p)
-    top_p: NDArray[np.float64]  # [num_seqs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +188,25 @@ class Native(RankCalls):
         """Tokens of as many steps, which are appended to the step's too."""
         token_ids = np.empty((count, step.num_seqs), np.int64)
         columns = np.ascontiguousarray(temperature, np.float32), np.ascontiguousarray(seeds, np.int64)
-        addresses = [column.ctypes.data for column in (*columns, token_ids)]
-        self._call(self._functions.pg_extend, byref(model), byref(step), count, *addresses)
+        sampling = abi.PgSampling(*(column.ctypes.data for column in columns))
+        self._call(self._functions.pg_extend, byref(model), byref(step), count, byref(sampling), token_ids.ctypes.data)
         return token_ids
+
+    def queue(
+        self,
+        model: abi.PgModel,  # of no group
+        step: abi.PgStep,  # wants 0 or 1 of each
+        num_wanted: int,
+        sampled: SampledColumns | None,  # None: the most likely tokens
+        *held: object,  # what model and step point at
+    ) -> QueuedStep:
+        """Its tokens [num_wanted] are appended to the step's too.  This waits only while a call has the team."""
+        queued = QueuedStep(self._functions, num_wanted, sampled, *held)
+        addresses = queued.token_ids.data_ptr(), queued.elapsed.ctypes.data
+        with self._turn:
+            number = self._functions.pg_queue(byref(model), byref(step), byref(_sampling(sampled)), *addresses)
+            self._num_queued = queued.number = number
+        return queued
 
     def draft(
         self, head: abi.PgHead, step: abi.PgStep, asked: DraftingColumns
@@ -208,13 +215,8 @@ class Native(RankCalls):
         check(asked.captured, torch.float32, (len(asked.captured), head.captured))
         counts, sampled = asked.counts, asked.sampled
         drafts = np.empty(int(counts.sum()), np.int64)
-        if sampled is None:
-            nothing = np.zeros(len(counts), np.float32)
-            columns = [nothing.ctypes.data, None, None, None, None]
-        else:
-            each = (sampled.temperature, sampled.seeds, sampled.top_k, sampled.depth, sampled.top_p)
-            columns = [column.ctypes.data for column in each]
-        struct = abi.PgDrafting(asked.captured.data_ptr(), asked.firsts.ctypes.data, counts.ctypes.data, *columns)
+        columns = asked.captured.data_ptr(), asked.firsts.ctypes.data, counts.ctypes.data
+        struct = abi.PgDrafting(*columns, _sampling(sampled))
         self._call(self._functions.pg_draft, byref(head), byref(step), byref(struct), drafts.ctypes.data)
         return drafts
 
@@ -346,3 +348,11 @@ class Native(RankCalls):
         addresses = x.data_ptr(), len(x), ids.data_ptr(), weights.data_ptr()
         self._call(self._functions.pg_route, byref(model), byref(layer), *addresses)
         return ids, weights
+
+
+def _sampling(sampled: SampledColumns | None) -> abi.PgSampling:
+    """Points into the columns."""
+    if sampled is None:
+        return abi.PgSampling()
+    each = (sampled.temperature, sampled.seeds, sampled.top_k, sampled.depth, sampled.top_p)
+    return abi.PgSampling(*(column.ctypes.data for column in each))

@@ -63,7 +63,7 @@ def make(
     loop = asyncio.get_running_loop()
 
     def thread_steps(runner: ModelRunner, transport: Transport) -> Steps:
-        if runner.capacity.device == "cuda" and not settings.observation.record_steps:
+        if runner.launches_ahead and not settings.observation.record_steps:
             return OverlappedSteps(runner, transport, on_failure=wake)
         if settings.engine.has_stages and not settings.observation.record_steps:
             return PipelinedSteps(runner, transport, settings.engine.pipeline_parallel_size, on_failure=wake)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 from shared.messages import StepPlan
@@ -12,7 +14,7 @@ HOPELESS = 12  # times the limit of a stalled step, after which the worker ends
 
 
 class StepWatch:
-    """Written by the step thread, read by the event loop.
+    """Written by the threads of steps, read by the event loop.  Of steps that were begun one is computed, the oldest.
 
     Steps are compared with those of the same number of binary digits in their tokens, or with smaller ones, scaled: a
     long prompt on a slow machine takes many seconds and is no stall.
@@ -22,16 +24,25 @@ class StepWatch:
         self._clock = clock
         self._slowest: dict[int, float] = {}  # seconds, by binary digits of the number of tokens
         self._current: tuple[float, int] | None = None  # start, number of tokens
+        self._begun: deque[int] = deque()  # numbers of tokens, the current step's too
+        self._writing = threading.Lock()
 
     def begin(self, plan: StepPlan) -> None:
-        self._current = self._clock(), sum(plan.num_scheduled_tokens)
+        with self._writing:
+            self._begun.append(sum(plan.num_scheduled_tokens))
+            if self._current is None:
+                self._current = self._clock(), self._begun[0]
 
     def end(self) -> None:
-        current, self._current = self._current, None
-        if current is not None:
-            since, num_tokens = current
-            digits = num_tokens.bit_length()
-            self._slowest[digits] = max(self._slowest.get(digits, 0.0), self._clock() - since)
+        """The oldest one has ended."""
+        with self._writing:
+            if self._current is None:
+                return
+            since, num_tokens = self._current
+            now, digits = self._clock(), num_tokens.bit_length()
+            self._slowest[digits] = max(self._slowest.get(digits, 0.0), now - since)
+            self._begun.popleft()
+            self._current = (now, self._begun[0]) if self._begun else None
 
     @property
     def seconds(self) -> float:

@@ -65,7 +65,7 @@ void choose(const PgHead &head, const PgDrafting &asked, const float *normed, co
             const std::vector<int64_t> &lengths, int64_t *ids) {
     const PgModel &m = *head.layers;
     const int64_t rows = (int64_t)seqs.size(), own = m.vocab, vocab = head.vocab;
-    const bool greedy = std::all_of(seqs.begin(), seqs.end(), [&](int64_t i) { return asked.temperature[i] == 0.0f; });
+    const bool greedy = std::all_of(seqs.begin(), seqs.end(), [&](int64_t i) { return is_greedy(asked.sampling, i); });
     if (greedy) {
         pg_greedy(&m, normed, rows, nullptr, ids);
         for (int64_t row = 0; head.ids && row < rows; row++) ids[row] = head.ids[ids[row]];
@@ -79,8 +79,9 @@ void choose(const PgHead &head, const PgDrafting &asked, const float *normed, co
             if (head.ids) std::fill_n(all, vocab, -__builtin_inff());
             for (int64_t i = 0; head.ids && i < own; i++) all[head.ids[i]] = logits[row * own + i];
             const int64_t seq = seqs[row];
-            const Limits limits{asked.depth[seq], asked.top_k[seq], asked.top_p[seq]};
-            ids[row] = draw_row(all, vocab, asked.temperature[seq], asked.seeds[seq], lengths[row], limits);
+            const PgSampling &sampling = asked.sampling;
+            ids[row] = draw_row(all, vocab, sampling.temperature[seq], sampling.seeds[seq], lengths[row],
+                                limits_of(sampling, seq));
         });
     });
 }

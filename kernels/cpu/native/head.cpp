@@ -3,7 +3,7 @@
 
 namespace {
 
-Buffer best_of_members, drawn_from;
+Buffer best_of_members, returned, drawn_from;
 
 // The best logit of each row that one member saw, by lane.
 struct Best {
@@ -125,30 +125,45 @@ extern "C" void pg_greedy(const PgModel *model, const float *hidden, int64_t m, 
     if (group) best_of_ranks(*model, m, ids);
 }
 
-extern "C" void pg_extend(const PgModel *model, const PgStep *step, int64_t count, const float *temperature,
-                          const int64_t *seeds, int64_t *ids) {
-    const int64_t n = step->num_seqs, vocab = model->vocab;
+// Of each wanted row of a step, the token that its sequence takes.
+static void take_tokens(const PgModel &m, const PgStep &s, const PgSampling &sampling, const float *hidden, int64_t *ids) {
+    const int64_t vocab = m.vocab;
+    std::vector<int64_t> seqs;
+    bool greedy = true;
+    for (int64_t i = 0; i < s.num_seqs; i++)
+        if (s.wanted[i]) seqs.push_back(i), greedy &= is_greedy(sampling, i);
+    const int64_t rows = (int64_t)seqs.size();
+    if (!rows) return;
+    if (greedy) return pg_greedy(&m, hidden, rows, nullptr, ids);
+    float *logits = drawn_from.get<float>(rows * vocab);
+    pg_logits(&m, hidden, rows, nullptr, logits);
+    parallel([&](Member &member) {
+        member.for_each(rows, 1, [&](int64_t row, int64_t) {
+            const int64_t i = seqs[row];
+            ids[row] = draw_row(logits + row * vocab, vocab, sampling.temperature[i], sampling.seeds[i],
+                                s.computed[i] + s.scheduled[i], limits_of(sampling, i));
+        });
+    });
+}
+
+void step_tokens(const PgModel &m, const PgStep &s, const PgSampling &sampling, int64_t *ids) {
+    int64_t rows = 0;
+    for (int64_t i = 0; i < s.num_seqs; i++) rows += s.wanted[i];
+    float *hidden = returned.get<float>(rows * m.hidden);
+    pg_forward(&m, &s, hidden);
+    take_tokens(m, s, sampling, hidden, ids);
+    int64_t *tokens = const_cast<int64_t *>(s.tokens);
+    for (int64_t i = 0; i < s.num_seqs; i++)
+        if (s.wanted[i]) tokens[s.rows[i] * s.tokens_stride + s.computed[i] + s.scheduled[i]] = *ids++;
+}
+
+extern "C" void pg_extend(const PgModel *model, const PgStep *step, int64_t count, const PgSampling *sampling, int64_t *ids) {
+    const int64_t n = step->num_seqs;
     std::vector<int64_t> computed(step->computed, step->computed + n), scheduled(step->scheduled, step->scheduled + n);
-    std::vector<float> hidden(n * model->hidden);
-    int64_t *tokens = const_cast<int64_t *>(step->tokens);
     PgStep next = *step;
     next.computed = computed.data(), next.scheduled = scheduled.data();
-    bool greedy = true;
-    for (int64_t i = 0; i < n; i++) greedy &= temperature[i] == 0.0f;
-    float *logits = greedy ? nullptr : drawn_from.get<float>(n * vocab);
     for (int64_t turn = 0; turn < count; turn++, ids += n) {
-        pg_forward(model, &next, hidden.data());
+        step_tokens(*model, next, *sampling, ids);
         for (int64_t i = 0; i < n; i++) computed[i] += scheduled[i], scheduled[i] = 1;
-        if (greedy) {
-            pg_greedy(model, hidden.data(), n, nullptr, ids);
-        } else {
-            pg_logits(model, hidden.data(), n, nullptr, logits);
-            parallel([&](Member &member) {
-                member.for_each(n, 1, [&](int64_t i, int64_t) {
-                    ids[i] = draw_row(logits + i * vocab, vocab, temperature[i], seeds[i], computed[i]);
-                });
-            });
-        }
-        for (int64_t i = 0; i < n; i++) tokens[step->rows[i] * step->tokens_stride + computed[i]] = ids[i];
     }
 }

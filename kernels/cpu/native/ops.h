@@ -33,11 +33,16 @@ struct Limits {
     double top_p;
 };
 constexpr Limits NO_LIMITS{-__builtin_inf(), 0, 1.0};
+inline bool is_greedy(const PgSampling &sampling, int64_t seq) {
+    return !sampling.temperature || sampling.temperature[seq] == 0.0f;
+}
+inline Limits limits_of(const PgSampling &sampling, int64_t seq) {
+    return sampling.top_k ? Limits{sampling.depth[seq], sampling.top_k[seq], sampling.top_p[seq]} : NO_LIMITS;
+}
 void truncate_row(const float *values, int64_t vocab, const Limits &limits, float *cut, int64_t *last_tied);
 
-// The token that a row of logits, divided in place, takes: see pg_extend.
-int64_t draw_row(float *logits, int64_t vocab, float temperature, int64_t seed, int64_t position,
-                 const Limits &limits = NO_LIMITS);
+// The token that a row of logits, divided in place, takes: see PgSampling.
+int64_t draw_row(float *logits, int64_t vocab, float temperature, int64_t seed, int64_t position, const Limits &limits);
 
 constexpr int64_t CONVERTED_MORE = 64;  // elements of two bytes that a converted row may take beyond its own
 

@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-#define PG_ABI 21
+#define PG_ABI 22
 #define PG_DIGEST_WORDS 4  // kernels/ops/digest.py
 
 // PG_I4 and PG_U4 are of weights alone: 4 bits, with scales of groups; PG_I4's are float16, and its zeros 8.
@@ -247,14 +247,20 @@ typedef struct {
     int32_t skips_first;        // 1: the embedding that position 0 reads is zero
 } PgHead;
 
+// How sequences take their tokens: the largest of logits / temperature + Gumbel noise that truncation leaves, or of the
+// logits where the temperature is 0.
+typedef struct {
+    const float *temperature;     // [num_seqs], or NULL: 0
+    const int64_t *seeds, *top_k;  // [num_seqs]; top_k NULL: nothing is truncated
+    const double *depth, *top_p;  // [num_seqs] as of pg_truncation
+} PgSampling;
+
 // What is drafted behind a step of the head, whose `wanted` is 1 where a sequence gets drafts, else 0.
 typedef struct {
     const float *captured;      // [tokens of the model's step, captured features]
     const int64_t *firsts;      // [num_seqs] rows there of the sequences' first tokens
     const int64_t *counts;      // [num_seqs] drafts
-    const float *temperature;   // [num_seqs] as of pg_extend, with `seeds`
-    const int64_t *seeds, *top_k;
-    const double *depth, *top_p;  // as of pg_truncation
+    PgSampling sampling;
 } PgDrafting;
 
 int32_t pg_abi(void);
@@ -299,11 +305,14 @@ void pg_forward(const PgModel *model, const PgStep *step, float *hidden);
 // logits [m, vocab] of hidden states; greedy ids [m] (the lowest among equals) without making the logits.
 void pg_logits(const PgModel *model, const float *hidden, int64_t m, const int64_t *adapters, float *logits);
 void pg_greedy(const PgModel *model, const float *hidden, int64_t m, const int64_t *adapters, int64_t *ids);
-// `count` tokens for each sequence, one after the other, as many steps in one call: ids [count, num_seqs].  Each is the
-// largest of logits / temperature + Gumbel noise, or of the logits where the temperature is 0, and is appended to the
-// step's `tokens`.  The first step is the one given, its `wanted` all 1; its blocks cover what is to come.
-void pg_extend(const PgModel *model, const PgStep *step, int64_t count, const float *temperature, const int64_t *seeds,
-               int64_t *ids);
+// `count` tokens for each sequence, one after the other, as many steps in one call: ids [count, num_seqs].  They are
+// appended to the step's `tokens`.  The first step is the one given, its `wanted` all 1; its blocks cover what is to come.
+void pg_extend(const PgModel *model, const PgStep *step, int64_t count, const PgSampling *sampling, int64_t *ids);
+// The same of one step, `wanted` 0 or 1 and ids [sum of wanted], by a thread of the library, which computes what is queued in
+// order; nothing else may use the team meanwhile.  Returns a number to wait for.  What it points at must stay until then;
+// `seconds` is how long it took.
+int64_t pg_queue(const PgModel *model, const PgStep *step, const PgSampling *sampling, int64_t *ids, double *seconds);
+void pg_await(int64_t number);  // until that one is computed, and all before it
 // Computes a step of the head, in which all tokens behind the step's are known, and goes on alone: drafts
 // [sum of counts], those of a sequence behind each other.  Its tables cover what is drafted.
 void pg_draft(const PgHead *head, const PgStep *step, const PgDrafting *asked, int64_t *drafts);

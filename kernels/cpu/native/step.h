@@ -70,6 +70,9 @@ struct Step {
 // Buffers for so many tokens, of which so many are wanted; they hold until the next call.
 Step make_step(const PgModel &m, const PgStep &given, const Tokens &tokens, int64_t rows, int64_t kept);
 
+// A whole step, and the tokens that its wanted rows take, which are appended to the step's.
+void step_tokens(const PgModel &m, const PgStep &s, const PgSampling &sampling, int64_t *ids);
+
 void group_adapters(const std::vector<int64_t> &adapters, std::vector<LoraGroup> &groups);
 int64_t widest_linear(const PgModel &m);  // in output features, of those that adapters may change
 

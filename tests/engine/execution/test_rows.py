@@ -218,7 +218,8 @@ def test_dropped_rows_and_other_epochs_are_never_settled() -> None:
 def test_a_step_on_the_host_is_timed_until_it_was_launched() -> None:
     timer = start_timer(torch.device("cpu"))
     assert isinstance(timer, HostTimer)
-    pending = PendingResult(lambda seconds: StepResult(1, 0, [], [], device_time=seconds), timer)
+    timer.stop()
+    pending = PendingResult(lambda seconds: StepResult(1, 0, [], [], device_time=seconds), timer.seconds)
     first, again = pending.finish().device_time, pending.finish().device_time
     assert 0.0 < first < 60.0 and first == again
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from services.worker.checks import check_plan
-from services.worker.progress import StepWatch
+from services.worker.progress import PATIENCE, StepWatch
 from services.worker.steps import ThreadSteps
 from shared.errors import ProtocolError
 from shared.messages import AdmittedSequence, SlidingPlan, SlidingPool, StepPlan, StepResult, WorkerCapacity
@@ -43,6 +43,26 @@ def test_an_idle_worker_is_never_stalled() -> None:
     watch = StepWatch(clock)
     clock.now += 1e6
     assert not watch.is_stalled(TIMEOUT) and not watch.is_computing(TIMEOUT)
+
+
+def test_of_steps_that_were_begun_the_oldest_is_computed() -> None:
+    clock = Clock()
+    watch = StepWatch(clock)
+    watch.begin(plan(2048))
+    clock.now += 1
+    watch.begin(plan(1))
+    clock.now += 19
+    assert watch.seconds == 20
+    watch.end()
+    assert watch.seconds == 0 and watch.is_computing(TIMEOUT)
+    clock.now += 0.5
+    watch.end()
+    assert not watch.is_computing(TIMEOUT)
+    watch.end()
+    for num_tokens, slowest in ((2048, 20.0), (1, 0.5)):
+        watch.begin(plan(num_tokens))
+        assert watch.limit(TIMEOUT) == TIMEOUT + PATIENCE * slowest
+        watch.end()
 
 
 def test_a_long_step_is_busy_where_such_steps_are_long() -> None:

@@ -1,6 +1,7 @@
 """Pageant's model runner alone: the scheduler's core drives it in one process, two steps in flight.
 
-The step thread runs the model as the worker's does; the caller's thread schedules meanwhile.  No messages, no sockets.
+Threads launch steps and wait for them as the worker's do; the caller's thread schedules meanwhile.  No messages, no
+sockets.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import threading
 import time
 from typing import Any
 
+from engine.execution.pending_result import PendingResult
 from engine.execution.runner import ModelRunner
 from engine.loading.load import load_runner
 from scripts.bench.common.proc import peak_rss
@@ -23,6 +25,7 @@ from shared.sampling import GenerationDefaults, SamplingParams
 
 WORKER = "worker"
 Plans = queue.SimpleQueue[StepPlan]
+Launched = queue.SimpleQueue[PendingResult | BaseException]
 Results = queue.SimpleQueue[StepResult | BaseException]
 
 
@@ -40,7 +43,9 @@ class Runner:
         self._results: Results = queue.SimpleQueue()
         self._num_in_flight = 0
         self.version = f"{runner.capacity.dtype}, {runner.capacity.num_blocks} blocks"
-        threading.Thread(target=step, args=(runner, self._plans, self._results), daemon=True).start()
+        launched: Launched = queue.SimpleQueue()
+        for target, arguments in ((launch, (runner, self._plans, launched)), (finish, (launched, self._results))):
+            threading.Thread(target=target, args=arguments, daemon=True).start()
 
     def run(self, requests: list[tuple[list[int], int]]) -> dict[str, Any]:
         begin, first = time.perf_counter(), 0.0
@@ -80,11 +85,21 @@ class Runner:
         return {"worker_peak_rss": peak_rss(os.getpid())}
 
 
-def step(runner: ModelRunner, plans: Plans, results: Results) -> None:
-    """The step thread."""
+def launch(runner: ModelRunner, plans: Plans, launched: Launched) -> None:
+    """One thread, as `services.worker.overlapped` has it."""
     try:
         while True:
-            results.put(runner.run(plans.get()))
+            launched.put(runner.launch(plans.get()))
+    except BaseException as error:
+        launched.put(error)
+
+
+def finish(launched: Launched, results: Results) -> None:
+    """The other one."""
+    try:
+        while True:
+            pending = launched.get()
+            results.put(pending if isinstance(pending, BaseException) else pending.finish())
     except BaseException as error:
         results.put(error)
 

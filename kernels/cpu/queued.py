@@ -1,0 +1,34 @@
+"""A step that a thread of the library computes, behind those queued before it (native/queue.cpp)."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class QueuedStep:
+    """Holds what the library writes to, and whatever else must stay until the step is computed; the last reference to
+    it waits for that."""
+
+    def __init__(self, functions: ctypes.CDLL, num_tokens: int, *held: object) -> None:
+        self.token_ids: Tensor = torch.empty(num_tokens, dtype=torch.int64)  # there behind `wait`
+        self.elapsed: NDArray[np.float64] = np.zeros(1)
+        self._functions = functions
+        self._held = held
+        self.number = 0  # of no step yet
+
+    def wait(self) -> None:
+        """Until it is computed, and all steps queued before it.  In any thread."""
+        self._functions.pg_await(self.number)
+
+    def seconds(self) -> float:
+        """That it took; waits for it."""
+        self.wait()
+        return float(self.elapsed[0])
+
+    def __del__(self) -> None:
+        self.wait()
