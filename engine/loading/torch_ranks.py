@@ -7,10 +7,15 @@ leader: this host's own where all ranks are on it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import queue
+import select
 import socket
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +37,7 @@ from shared.errors import ConfigError, FatalError
 from shared.messages.fingerprint import Fingerprint
 
 MEETING = timedelta(seconds=60)  # that all ranks have to meet, once all have loaded
+LOOK_EVERY = 0.1  # seconds, for ranks that have ended meanwhile
 distributed: Any = torch.distributed  # whose stubs lack what is used here
 SLOWEST = timedelta(minutes=30)  # that a rank waits for another one, which lives, within a step
 
@@ -139,7 +145,7 @@ def _lead(links: Sequence[int], part: TorchRankDecoder, agreed: int) -> LeadingT
         leading.host, port, place.ranks, True, MEETING, wait_for_workers=False, master_listen_fd=listener.detach()
     )
     leading.send(MeetingOrder(port))
-    part.collectives.connect(make_backend(store, place, part.device, leading.host))
+    part.collectives.connect(meet(links, partial(make_backend, store, place, part.device, leading.host)))
     return LeadingTorchRank(part, leading)
 
 
@@ -150,13 +156,41 @@ def _follow(link: int, part: TorchRankDecoder, agreed: int, plan: MemoryPlan) ->
         raise FatalError("the leader does not say where ranks meet")
     own, leader = following.hosts
     store = distributed.TCPStore(leader, meeting.port, place.ranks, False, MEETING, wait_for_workers=False)
-    part.collectives.connect(make_backend(store, place, part.device, own))
+    part.collectives.connect(meet([link], partial(make_backend, store, place, part.device, own)))
     return FollowingTorchRank(part, following, max_seqs=plan.states.num_rows, longest=plan.max_model_len)
+
+
+def meet(links: Sequence[int], make: Callable[[], CollectiveBackend]) -> CollectiveBackend:
+    """What `make` gives, once all ranks have come to it.  `links`: descriptors of sockets to those that it takes.
+
+    torch waits for them by a clock of its own and cannot be told to give up: so it waits in a thread, which is left
+    behind where a link is closed meanwhile.  Raises FatalError then, and whatever `make` raises.
+    """
+    done: queue.SimpleQueue[CollectiveBackend | BaseException] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            done.put(make())
+        except BaseException as error:
+            done.put(error)
+
+    closed = select.poll()
+    for link in links:
+        closed.register(link, select.POLLRDHUP)
+    threading.Thread(target=run, name="meeting", daemon=True).start()
+    while not closed.poll(0):
+        with contextlib.suppress(queue.Empty):
+            found = done.get(timeout=LOOK_EVERY)
+            if isinstance(found, BaseException):
+                raise found
+            return found
+    raise FatalError("a rank has ended before all have met")
 
 
 def make_backend(store: Any, place: Place, device: torch.device, host: str) -> CollectiveBackend:
     """NCCL between GPUs, gloo between CPUs; `host`: the address at which this rank listens.  Raises RuntimeError."""
     if device.type == "cuda":
+        torch.cuda.set_device(device)  # this thread's
         options = distributed.ProcessGroupNCCL.Options()
         options._timeout = MEETING
         made: CollectiveBackend = distributed.ProcessGroupNCCL(store, place.rank, place.ranks, options)

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -18,11 +21,12 @@ from engine.description.ranks import Place
 from engine.description.reading import read_config
 from engine.loading.backend import choose_backend
 from engine.loading.load import load_runner
-from engine.loading.torch_ranks import build_torch_part
+from engine.loading.torch_ranks import MEETING, build_torch_part, distributed, make_backend, meet
 from engine.modeling.batch import StepBatch
 from engine.modeling.dual_batch import DualBatch
 from engine.weights.source import open_weights
 from services.worker import rank_processes
+from services.worker.rank_processes import link_pair
 from shared.config import Settings
 from shared.errors import ConfigError, FatalError
 from shared.sampling import SamplingParams
@@ -172,6 +176,36 @@ def test_kernels_whose_columns_depend_on_others_are_a_class_of_their_own() -> No
 
 def test_a_rank_that_ends_ends_the_group_at_once() -> None:
     assert_killed_rank_ends_the_group(settings_of(MODEL))
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_rank_that_ends_before_all_have_met_is_not_waited_for(leads: bool) -> None:
+    """torch itself would wait for a minute."""
+    pairs = [link_pair() for _ in range(2 if leads else 1)]
+    place, links = Place(0 if leads else 1, 3), [own.fileno() for own, _ in pairs]
+    store = distributed.TCPStore("127.0.0.1", 0, 3, True, MEETING, wait_for_workers=False)
+    begin = time.monotonic()
+    threading.Timer(0.3, pairs[-1][1].close).start()
+    with pytest.raises(FatalError, match="a rank has ended before all have met"):
+        meet(links, partial(make_backend, store, place, torch.device("cpu"), "127.0.0.1"))
+    assert 0.3 < time.monotonic() - begin < 1.0
+    for pair in pairs:
+        for end in pair:
+            end.close()
+
+
+def test_ranks_that_meet_are_connected_and_errors_are_those_of_the_meeting() -> None:
+    link, other = link_pair()
+    store = distributed.TCPStore("127.0.0.1", 0, 1, True, MEETING, wait_for_workers=False)
+    backend = meet([link.fileno()], partial(make_backend, store, Place(0, 1), torch.device("cpu"), "127.0.0.1"))
+    assert backend.name() == "gloo"
+
+    def broken() -> NoReturn:
+        raise RuntimeError("no address")
+
+    with pytest.raises(RuntimeError, match="no address"):
+        meet([link.fileno()], broken)
+    link.close(), other.close()
 
 
 def test_a_frozen_rank_ends_the_group_too() -> None:
