@@ -346,6 +346,12 @@ def test_services_without_a_model_never_load_torch(service: str) -> None:
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0
 
 
+def test_services_start_without_what_colours_tracebacks_and_others_find_it() -> None:
+    pytest.importorskip("rich", reason="needs rich, which other packages bring")
+    program = "import services.scheduler.main, sys; began = 'rich' in sys.modules; import rich; sys.exit(began)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0
+
+
 @pytest.mark.thorough
 def test_transformers_imports_beside_our_kernels_package() -> None:
     """`kernels` is also a package on the index that transformers probes for."""

@@ -205,7 +205,8 @@ def test_ranks_that_meet_are_connected_and_errors_are_those_of_the_meeting() -> 
 
     with pytest.raises(RuntimeError, match="no address"):
         meet([link.fileno()], broken)
-    link.close(), other.close()
+    link.close()
+    other.close()
 
 
 def test_a_frozen_rank_ends_the_group_too() -> None:
