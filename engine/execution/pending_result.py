@@ -59,10 +59,17 @@ def start_timer(device: torch.device) -> StepTimer:
 class PendingResult:
     """The result of one step that was launched."""
 
-    def __init__(self, make_result: Callable[[float], StepResult], seconds: Callable[[], float]) -> None:
-        """`make_result` reads what was sent to the host before; it gets the step's seconds, which are waited for."""
+    def __init__(
+        self,
+        make_result: Callable[[float], StepResult],
+        seconds: Callable[[], float],
+        has_ended: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`make_result` reads what was sent to the host before; it gets the step's seconds, which are waited for.
+        `has_ended`: of a step that is queued, waits for its end unless something else comes up."""
         self._make_result = make_result
         self._seconds = seconds
+        self.has_ended = has_ended
 
     def finish(self) -> StepResult:
         return self._make_result(self._seconds())

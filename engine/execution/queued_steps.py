@@ -1,11 +1,13 @@
-"""Steps that the model computes while the host goes on: the next one is queued before this one ends, so that nothing
-that the host does stands between two of them.
+"""Steps whose tokens the model takes itself: at once, or while the host goes on.
 
-The host knows what such a step changes but for its tokens, which the model puts behind the rows' histories itself.
+The host knows what such a step changes but for its tokens, which the model puts behind the rows' histories.  So the
+next one is queued before this one ends, and nothing that the host does stands between two of them.  Short steps are not
+worth the waking of threads.
 """
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 import numpy as np
@@ -18,7 +20,10 @@ from engine.execution.schedule import Schedule
 from engine.modeling.model import QueuesSteps
 from engine.modeling.pool_backing import IdleTime
 from kernels.cpu.queued import QueuedStep
+from kernels.ops.sampled_columns import SampledColumns
 from shared.messages.steps import RefusedRow, StepPlan
+
+SHORT = 0.002  # seconds
 
 
 class QueuedSteps:
@@ -31,10 +36,11 @@ class QueuedSteps:
         self._idle = idle
         self._last: QueuedStep | None = None  # that may not be computed yet
         self._rows: set[int] = set()
+        self._seconds: dict[int, float] = {}  # of the last step, by binary digits of its number of tokens
 
     @property
     def is_on(self) -> bool:
-        """Whether any step is queued."""
+        """Whether the model takes tokens."""
         return self._model.queues
 
     @property
@@ -45,36 +51,77 @@ class QueuedSteps:
         """Wait for all."""
         if self._last is not None:
             self._last.wait()
-            self._last = None
-            self._rows.clear()
+            self._forget()
 
-    def make_way(self, plan: StepPlan) -> None:
-        """Wait where a plan overwrites what queued steps read: histories of rows, or blocks."""
+    def _forget(self) -> None:
+        self._last = None
+        self._rows.clear()
+
+    def disturbs(self, plan: StepPlan) -> bool:
+        """Whether a plan overwrites what queued steps read: histories of rows, or blocks."""
+        if self._last is None:
+            return False
         copies = plan.block_copies or any(part.block_copies for part in plan.sliding)
-        if copies or any(sequence.row in self._rows for sequence in plan.admitted):
-            self.catch_up()
+        return bool(copies) or any(sequence.row in self._rows for sequence in plan.admitted)
 
-    def put(self, plan: StepPlan, fenced: list[RefusedRow], schedule: Schedule) -> PendingResult | None:
-        """None where the host has to look at what the model computes before tokens are taken.  No row has a grammar."""
-        batch, columns, rows = schedule.batch, self._table.columns, schedule.positions.rows
-        if schedule.drafts is not None or batch.adapters is not None or len(schedule.scored) or len(schedule.pooled):
-            return None
-        if np.count_nonzero(columns.raw[rows]) < len(rows):
-            return None
-        is_plain = np.count_nonzero(columns.plain[rows]) == len(rows)
-        step = self._model.queue(batch, None if is_plain else columns.sampled(batch.rows))
+    def call(self) -> None:
+        """From any thread: one that waits for a step, or is about to, does not."""
+        self._model.call()
+
+    def takes(self, schedule: Schedule) -> bool:
+        """Whether the host need not look at what the model computes before tokens are taken.  No row has a grammar."""
+        if not self.is_on or schedule.drafts is not None or schedule.batch.adapters is not None:
+            return False
+        if len(schedule.scored) or len(schedule.pooled):
+            return False
+        rows = schedule.positions.rows
+        return bool(self._table.columns.raw[rows].all())
+
+    def is_short(self, schedule: Schedule) -> bool:
+        """As far as is known."""
+        return self._seconds.get(_size(schedule), SHORT) < SHORT
+
+    def put(self, plan: StepPlan, fenced: list[RefusedRow], schedule: Schedule) -> PendingResult:
+        """Queue what `takes`."""
+        step = self._model.queue(schedule.batch, self._sampled(schedule))
         self._last = step
-        self._idle.pause()
         self._rows.update(plan.rows)
-        self._table.num_computed[batch.rows] = batch.computed + batch.scheduled
-        self._table.num_tokens[rows] = schedule.positions.lengths + 1
+        self._count(schedule)
         sampled = SampledTokens(schedule, None, step.token_ids, None, step)
-        outputs = StepOutputs(sampled, None, {}, {}, {}, [], [])
-        return PendingResult(partial(make_result, plan, fenced, outputs), partial(self._end, step))
+        has_ended, seconds = partial(self._model.has_ended, step), partial(self._end, step, schedule)
+        return PendingResult(partial(make_result, plan, fenced, _outputs(sampled)), seconds, has_ended)
 
-    def _end(self, step: QueuedStep) -> float:
-        """Its seconds.  Called in the thread that waits for results."""
-        seconds = step.seconds()
+    def compute(self, plan: StepPlan, fenced: list[RefusedRow], schedule: Schedule) -> PendingResult:
+        """The same at once, behind what is queued."""
+        begin = time.perf_counter()
+        token_ids = self._model.take(schedule.batch, self._sampled(schedule))
+        self._seconds[_size(schedule)] = seconds = time.perf_counter() - begin
+        self._count(schedule)
+        sampled = SampledTokens(schedule, None, token_ids, None)
+        return PendingResult(partial(make_result, plan, fenced, _outputs(sampled)), lambda: seconds)
+
+    def _sampled(self, schedule: Schedule) -> SampledColumns | None:
+        columns, rows = self._table.columns, schedule.positions.rows
+        return None if columns.plain[rows].all() else columns.sampled(schedule.batch.rows)
+
+    def _count(self, schedule: Schedule) -> None:
+        """What the step computes and takes belongs to the rows."""
+        batch = schedule.batch
+        self._table.num_computed[batch.rows] = batch.computed + batch.scheduled
+        self._table.num_tokens[schedule.positions.rows] = schedule.positions.lengths + 1
+
+    def _end(self, step: QueuedStep, schedule: Schedule) -> float:
+        """Its seconds, which are waited for."""
+        self._seconds[_size(schedule)] = seconds = step.seconds()
         if step is self._last:
+            self._forget()
             self._idle.go_on()
         return seconds
+
+
+def _size(schedule: Schedule) -> int:
+    return int(schedule.batch.scheduled.sum()).bit_length()
+
+
+def _outputs(sampled: SampledTokens) -> StepOutputs:
+    return StepOutputs(sampled, None, {}, {}, {}, [], [])

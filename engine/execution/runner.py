@@ -109,7 +109,7 @@ class ModelRunner:
 
     def reset(self) -> None:
         """Forget all rows: a new epoch begins, and its scheduler will admit everything again."""
-        self.catch_up()
+        self._catch_up()
         self._table.reset()
         self._automata.reset()
         self._pools.reset()
@@ -124,14 +124,9 @@ class ModelRunner:
         return self._fence.holdings()
 
     @property
-    def launches_ahead(self) -> bool:
-        """Whether `launch` may return before the step has ended."""
-        return self.capacity.device == "cuda" or (self._queued is not None and self._queued.is_on)
-
-    def catch_up(self) -> None:
-        """Wait for the steps that are queued."""
-        if self._queued is not None:
-            self._queued.catch_up()
+    def queues(self) -> bool:
+        """Whether steps may be queued."""
+        return self._queued is not None and self._queued.is_on
 
     def run(self, plan: StepPlan) -> StepResult:
         """Refuse the entries that contradict their row's state.  Raises FatalError on a malformed plan."""
@@ -150,29 +145,72 @@ class ModelRunner:
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan) -> BegunStep:
-        """The part of `launch` that needs no result of the model: of a pipeline, whose first stages compute behind it.
-        Steps that are begun, and not finished, have no row in common."""
+        """The part of `launch` that needs no result of the model: of a pipeline, whose first stages compute behind it,
+        and of steps that are queued.  A pipeline's steps that are begun, and not finished, have no row in common."""
         self._idle.pause()
-        return self._begin(plan)
+        self._keep_adapters()
+        try:
+            return self._begin(plan)
+        except BaseException:
+            self._let_adapters_go()
+            raise
 
     @torch.inference_mode()
     def finish(self, begun: BegunStep) -> StepResult:
         """Of the step that was begun first."""
         self._idle.pause()
+        self._catch_up()
         try:
             return self._complete(begun).finish()
         finally:
+            self._let_adapters_go()
             self._idle.go_on()
 
+    def is_alone(self, plan: StepPlan) -> bool:
+        """Whether steps that are queued have to end before this one is begun."""
+        return self._queued is not None and self._queued.disturbs(plan)
+
+    @torch.inference_mode()
+    def queue(self, begun: BegunStep) -> PendingResult | None:
+        """None where the step is short, or the host has to look at what it computes: it is one for `finish`."""
+        queued, schedule = self._queued, self._taken(begun)
+        if queued is None or schedule is None or queued.is_short(schedule):
+            return None
+        self._let_adapters_go()  # it has none
+        return queued.put(begun.plan, begun.fenced, schedule)
+
+    def _taken(self, begun: BegunStep) -> Schedule | None:
+        """Of a step whose tokens the model takes itself."""
+        if self._queued is None or begun.held is None or begun.held.helds:
+            return None
+        schedule = begun.held.schedule
+        return schedule if self._queued.takes(schedule) else None
+
+    def call(self) -> None:
+        """From any thread: one that waits for a step that is queued, or is about to, does not."""
+        if self._queued is not None:
+            self._queued.call()
+
+    def _keep_adapters(self) -> None:
+        """From where a step's places of adapters are looked up until it is computed."""
+        if self.adapters is not None:
+            self.adapters.lock.acquire()
+
+    def _let_adapters_go(self) -> None:
+        if self.adapters is not None:
+            self.adapters.lock.release()
+
+    def _catch_up(self) -> None:
+        if self._queued is not None:
+            self._queued.catch_up()
+
     def _launch(self, plan: StepPlan) -> PendingResult:
-        if self._queued is None or not self._queued.is_on:
-            return self._complete(self._begin(plan))
-        self._queued.make_way(plan)
+        if self.is_alone(plan):
+            self._catch_up()
         begun = self._begin(plan)
-        held = begun.held
-        if held is not None and not held.helds and (pending := self._queued.put(plan, begun.fenced, held.schedule)):
-            return pending
-        self._queued.catch_up()
+        if self._queued is not None and (schedule := self._taken(begun)) is not None:
+            return self._queued.put(plan, begun.fenced, schedule)
+        self._catch_up()
         return self._complete(begun)
 
     def _begin(self, plan: StepPlan) -> BegunStep:
@@ -185,6 +223,8 @@ class ModelRunner:
 
     def _complete(self, begun: BegunStep) -> PendingResult:
         plan, clock, fenced, held = begun.plan, begun.clock, begun.fenced, begun.held
+        if self._queued is not None and (taken := self._taken(begun)) is not None:
+            return self._queued.compute(plan, fenced, taken)
         if held is None:
             clock.stop()
             return PendingResult(partial(make_empty_result, plan, fenced), clock.seconds)

@@ -128,13 +128,25 @@ class QueuesSteps(Protocol):
         """Whether it does."""
         ...
 
-    def queue(
+    def take(
         self,
         batch: StepBatch,  # wants 0 or 1 of each; none has an adapter
         sampled: SampledColumns | None,  # of its sequences; None: all take the most likely token
-    ) -> QueuedStep:
-        """All of a step: the tokens that are taken stand in the batch's `tokens` then.  Until it is computed, its rows'
-        histories and blocks stay as they are; any other call waits for it."""
+    ) -> Tensor:  # [sum of wanted] int64
+        """All of a step: the tokens that are taken stand in the batch's `tokens` then."""
+        ...
+
+    def queue(self, batch: StepBatch, sampled: SampledColumns | None) -> QueuedStep:
+        """The same later.  Until it is computed, its rows' histories and blocks stay as they are; any other call waits
+        for it."""
+        ...
+
+    def has_ended(self, step: QueuedStep) -> bool:
+        """Waits for its end, or until it is called from that."""
+        ...
+
+    def call(self) -> None:
+        """From any thread."""
         ...
 
 

@@ -33,7 +33,7 @@ from engine.weights.source import WeightSource
 from kernels.cpu import abi
 from kernels.cpu.native import DraftingColumns, Native, StepColumns
 from kernels.cpu.packing import FORMATS, KV_FORMATS, WEIGHT_FORMATS, PackedLinear
-from kernels.cpu.queued import QueuedStep
+from kernels.cpu.queued import Calls, QueuedStep
 from kernels.cpu.ranks import ExpertMove
 from kernels.ops.kv_cache import FP8S
 from kernels.ops.sampled_columns import SampledColumns
@@ -82,6 +82,7 @@ class NativeDecoder:
         self._logits = torch.empty(0)
         self._columns: StepColumns | None = None
         self._queue = StepQueue(native)
+        self._calls = Calls()
         self._model = describe(spec, formats)
         self._model.max_positions = max_positions
         self._head = head
@@ -232,9 +233,18 @@ class NativeDecoder:
     def queues(self) -> bool:
         return not self._model.group
 
+    def take(self, batch: StepBatch, sampled: SampledColumns | None) -> Tensor:
+        return self._native.take(self._model, self._step(batch), batch.num_wanted, sampled)
+
     def queue(self, batch: StepBatch, sampled: SampledColumns | None) -> QueuedStep:
         self._columns_of(batch)
         return self._queue.put(self._model, batch, sampled, self)
+
+    def has_ended(self, step: QueuedStep) -> bool:
+        return self._native.await_step(step.number, self._calls)
+
+    def call(self) -> None:
+        self._native.call(self._calls)
 
     def _step(self, batch: StepBatch) -> abi.PgStep:
         columns = self._columns_of(batch)

@@ -6,6 +6,8 @@ import ctypes
 import threading
 from typing import Any
 
+from kernels.cpu.queued import Calls
+
 
 class Library:
     """Calls go one at a time: all models of a process share one team of threads."""
@@ -22,12 +24,17 @@ class Library:
 
     def _answer(self, function: Any, *arguments: Any) -> Any:
         with self._turn:
-            self._functions.pg_await(self._num_queued)  # a step that is queued has the team
+            self._functions.pg_await(self._num_queued, None)  # a step that is queued has the team
             return function(*arguments)
 
-    def await_step(self, number: int) -> None:
-        """Until the step of this number is computed, and all that were queued before it.  In any thread."""
-        self._functions.pg_await(number)
+    def await_step(self, number: int, calls: Calls | None = None) -> bool:
+        """Whether the step of this number is computed, and all that were queued before it: waits for that, unless the
+        thread is called."""
+        return bool(self._functions.pg_await(number, None if calls is None else calls.flag.ctypes.data))
+
+    def call(self, calls: Calls) -> None:
+        """Have the thread that waits, or waits next, go on."""
+        self._functions.pg_call(calls.flag.ctypes.data)
 
     @property
     def fast_bfloat16(self) -> bool:

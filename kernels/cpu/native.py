@@ -192,6 +192,18 @@ class Native(RankCalls):
         self._call(self._functions.pg_extend, byref(model), byref(step), count, byref(sampling), token_ids.ctypes.data)
         return token_ids
 
+    def take(
+        self,
+        model: abi.PgModel,
+        step: abi.PgStep,  # wants 0 or 1 of each
+        num_wanted: int,
+        sampled: SampledColumns | None,  # None: the most likely tokens
+    ) -> Tensor:  # [num_wanted] int64
+        """The tokens of one step, which are appended to the step's too."""
+        token_ids, sampling = torch.empty(num_wanted, dtype=torch.int64), _sampling(sampled)
+        self._call(self._functions.pg_extend, byref(model), byref(step), 1, byref(sampling), token_ids.data_ptr())
+        return token_ids
+
     def queue(
         self,
         model: abi.PgModel,  # of no group
@@ -200,7 +212,7 @@ class Native(RankCalls):
         sampled: SampledColumns | None,  # None: the most likely tokens
         *held: object,  # what model and step point at
     ) -> QueuedStep:
-        """Its tokens [num_wanted] are appended to the step's too.  This waits only while a call has the team."""
+        """As `take`, in a thread of the library.  This waits only while a call has the team."""
         queued = QueuedStep(self._functions, num_wanted, sampled, *held)
         addresses = queued.token_ids.data_ptr(), queued.elapsed.ctypes.data
         with self._turn:

@@ -10,6 +10,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
+class Calls:
+    """What one thread that waits for steps looks at."""
+
+    def __init__(self) -> None:
+        self.flag: NDArray[np.int32] = np.zeros(1, np.int32)  # 1: it is called
+
+
 class QueuedStep:
     """Holds what the library writes to, and whatever else must stay until the step is computed; the last reference to
     it waits for that."""
@@ -23,7 +30,7 @@ class QueuedStep:
 
     def wait(self) -> None:
         """Until it is computed, and all steps queued before it.  In any thread."""
-        self._functions.pg_await(self.number)
+        self._functions.pg_await(self.number, None)
 
     def seconds(self) -> float:
         """That it took; waits for it."""

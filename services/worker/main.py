@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Callable
 
 import structlog
 
@@ -14,6 +15,7 @@ from services.worker.actor import OtherRanks, WorkerActor
 from services.worker.adapters import AdapterLoading
 from services.worker.overlapped import OverlappedSteps
 from services.worker.pipelined import PipelinedSteps
+from services.worker.queued import QueuedPlans
 from services.worker.rank_processes import Started
 from services.worker.ranks import RankGroup, make_group
 from services.worker.recording import recorded
@@ -55,6 +57,19 @@ class WorkerLives:
         return True
 
 
+def make_steps(runner: ModelRunner, transport: Transport, settings: Settings, on_failure: Callable[[], None]) -> Steps:
+    """In threads, as this runner's steps go best."""
+    if path := settings.observation.record_steps:
+        return ThreadSteps(recorded(runner, path), transport, on_failure)
+    if runner.capacity.device == "cuda":
+        return OverlappedSteps(runner, transport, on_failure)
+    if runner.queues:
+        return QueuedPlans(runner, transport, on_failure)
+    if settings.engine.has_stages:
+        return PipelinedSteps(runner, transport, settings.engine.pipeline_parallel_size, on_failure)
+    return ThreadSteps(runner, transport, on_failure)
+
+
 def make(
     transport: Transport, settings: Settings, ranks: Started | None = None, kept: KeptPart | None = None
 ) -> WorkerActor:
@@ -63,11 +78,7 @@ def make(
     loop = asyncio.get_running_loop()
 
     def thread_steps(runner: ModelRunner, transport: Transport) -> Steps:
-        if runner.launches_ahead and not settings.observation.record_steps:
-            return OverlappedSteps(runner, transport, on_failure=wake)
-        if settings.engine.has_stages and not settings.observation.record_steps:
-            return PipelinedSteps(runner, transport, settings.engine.pipeline_parallel_size, on_failure=wake)
-        return ThreadSteps(recorded(runner, settings.observation.record_steps), transport, on_failure=wake)
+        return make_steps(runner, transport, settings, wake)
 
     def thread_loading(loading: AdapterLoading, transport: Transport) -> Executor[HoldAdapters]:
         return ThreadExecutor(loading, transport, name="adapters", on_failure=wake)

@@ -1,8 +1,7 @@
-"""Executes plans where steps run behind the host, on a device or in a model's own thread: one thread launches, another
-waits for answers and sends them.
+"""Executes plans on a device that runs behind the host: one thread launches, another waits for answers and sends them.
 
-A step is launched while the one before it computes, so that there is no gap between the two.  All launches come from
-one thread and go to one stream or queue: the scheduler's release fence depends on that.
+A step is launched while the one before it computes, so that the device goes from one to the next without a gap.  All
+launches come from one thread and go to one stream: the scheduler's release fence depends on that.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import structlog
 from services.worker.block_desk import BlockDesk
 from services.worker.plan_sequencer import PlanSequencer, RowHolder, Work, note_refused
 from services.worker.progress import StepWatch
-from shared.messages import BlocksMoved, Holdings, StepPlan, StepResult
+from shared.messages import Holdings, StepPlan, StepResult
 from shared.transport import Transport
 
 log = structlog.get_logger()
@@ -34,12 +33,6 @@ class Launcher(RowHolder, Protocol):
 
     def launch(self, plan: StepPlan) -> Pending: ...
 
-    def catch_up(self) -> None:
-        """Wait for the steps that read and write blocks in the host's memory."""
-
-
-Launched = tuple[StepPlan, Pending] | Holdings | BlocksMoved
-
 
 class OverlappedSteps:
     """As `services.worker.steps.ThreadSteps`: results are sent in the order of the plans too."""
@@ -49,8 +42,7 @@ class OverlappedSteps:
         self.watch = StepWatch()
         self._runner = runner
         self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
-        self._launched: queue.SimpleQueue[Launched | None] = queue.SimpleQueue()
-        self._desk: BlockDesk | None = None  # None: no blocks move here
+        self._launched: queue.SimpleQueue[tuple[StepPlan, Pending] | Holdings | None] = queue.SimpleQueue()
         self._on_failure = on_failure
         self._threads = [
             threading.Thread(target=target, args=arguments, name=name, daemon=True)
@@ -63,7 +55,7 @@ class OverlappedSteps:
         self._work.put(work)
 
     def move_by(self, desk: BlockDesk) -> None:
-        self._desk = desk
+        """Blocks on a device do not move: such a worker announces none, and gets no orders."""
 
     def close(self) -> None:
         """Finish what was launched, drop the rest."""
@@ -79,14 +71,9 @@ class OverlappedSteps:
             while (work := self._work.get()) is not None:
                 turn = line.take(work)
                 if isinstance(turn, StepPlan):
-                    self.watch.begin(turn)
                     self._launched.put((turn, self._runner.launch(turn)))
                 elif isinstance(turn, Holdings):
                     self._launched.put(turn)
-                elif turn is not None and self._desk is not None:
-                    self._runner.catch_up()
-                    for moved in self._desk.take(turn):
-                        self._launched.put(moved)
         except BaseException as error:
             self._fail(error)
         finally:
@@ -98,16 +85,18 @@ class OverlappedSteps:
             while (launched := self._launched.get()) is not None:
                 outbox.send(transport.scheduler_address, self._finished(launched))
                 outbox.flush()
+                self.watch.end()
         except BaseException as error:
             self._fail(error)
         finally:
             outbox.close()
 
-    def _finished(self, launched: Launched) -> StepResult | Holdings | BlocksMoved:
-        if not isinstance(launched, tuple):
+    def _finished(self, launched: tuple[StepPlan, Pending] | Holdings) -> StepResult | Holdings:
+        if isinstance(launched, Holdings):
             return launched
-        result = launched[1].finish()
-        self.watch.end()
+        plan, pending = launched
+        self.watch.begin(plan)
+        result = pending.finish()
         note_refused(result)
         return result
 

@@ -307,12 +307,15 @@ void pg_logits(const PgModel *model, const float *hidden, int64_t m, const int64
 void pg_greedy(const PgModel *model, const float *hidden, int64_t m, const int64_t *adapters, int64_t *ids);
 // `count` tokens for each sequence, one after the other, as many steps in one call: ids [count, num_seqs].  They are
 // appended to the step's `tokens`.  The first step is the one given, its `wanted` all 1; its blocks cover what is to come.
+// Of one step alone some may be 0, and ids are [sum of wanted].
 void pg_extend(const PgModel *model, const PgStep *step, int64_t count, const PgSampling *sampling, int64_t *ids);
-// The same of one step, `wanted` 0 or 1 and ids [sum of wanted], by a thread of the library, which computes what is queued in
+// The same of one step, by a thread of the library, which computes what is queued in
 // order; nothing else may use the team meanwhile.  Returns a number to wait for.  What it points at must stay until then;
 // `seconds` is how long it took.
 int64_t pg_queue(const PgModel *model, const PgStep *step, const PgSampling *sampling, int64_t *ids, double *seconds);
-void pg_await(int64_t number);  // until that one is computed, and all before it
+// Waits until that one is computed, and all before it: 1; or until pg_call, in any thread, sets `*called`, which is cleared: 0.
+int32_t pg_await(int64_t number, int32_t *called);  // called: or NULL
+void pg_call(int32_t *called);
 // Computes a step of the head, in which all tokens behind the step's are known, and goes on alone: drafts
 // [sum of counts], those of a sequence behind each other.  Its tables cover what is drafted.
 void pg_draft(const PgHead *head, const PgStep *step, const PgDrafting *asked, int64_t *drafts);

@@ -50,7 +50,16 @@ extern "C" int64_t pg_queue(const PgModel *model, const PgStep *step, const PgSa
     return ++num_queued;
 }
 
-extern "C" void pg_await(int64_t number) {
+extern "C" int32_t pg_await(int64_t number, int32_t *called) {
     std::unique_lock<std::mutex> lock(mutex);
-    is_done.wait(lock, [&] { return num_done >= number; });
+    is_done.wait(lock, [&] { return num_done >= number || (called && *called); });
+    if (num_done >= number) return 1;
+    *called = 0;
+    return 0;
+}
+
+extern "C" void pg_call(int32_t *called) {
+    std::lock_guard<std::mutex> lock(mutex);
+    *called = 1;
+    is_done.notify_all();
 }

@@ -137,7 +137,7 @@ def test_the_same_tokens_as_one_by_one(
     assert ahead.play() == expected
     assert all(len(tokens) == COUNT for tokens in expected.values())
     assert ahead.num_ahead > 50 and num_queued > (50 if PENALISED not in kinds else 0)
-    assert runner.launches_ahead and not alone.launches_ahead
+    assert runner.queues and not alone.queues
 
 
 def test_a_launch_does_not_wait_for_the_step_before(runner: ModelRunner, slow: ModelRunner) -> None:

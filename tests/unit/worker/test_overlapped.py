@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable
 
-from services.worker.block_desk import BlockDesk
 from services.worker.overlapped import OverlappedSteps
-from shared.messages import BlocksMoved, Holdings, Message, OfferBlocks, ReportHoldings, StepPlan, StepResult
+from shared.messages import Holdings, Message, ReportHoldings, StepPlan, StepResult
 from shared.transport.memory import MemoryOutbox, MemoryTransport
-
-MOVES = 1000
 
 
 def plan(step_id: int, epoch: int = 1) -> StepPlan:
@@ -25,7 +21,6 @@ class Device:
     def __init__(self) -> None:
         self.launched: list[int] = []
         self.num_resets = 0
-        self.num_waits = 0
         self.ends: dict[int, threading.Event] = {}
         self.broken = -1  # the step that cannot be launched
 
@@ -34,9 +29,6 @@ class Device:
 
     def holdings(self) -> tuple[list[int], list[int]]:
         return [0], [7]
-
-    def catch_up(self) -> None:
-        self.num_waits += 1
 
     def launch(self, plan: StepPlan) -> Step:
         if plan.step_id == self.broken:
@@ -66,14 +58,11 @@ def until(condition: Callable[[], bool]) -> None:
 class Recorder(MemoryOutbox):
     def __init__(self, network: MemoryTransport, sent: list[int]) -> None:
         super().__init__(network)
-        self._sent = sent  # steps, moves from MOVES on, and reports below zero
+        self._sent = sent  # steps, and reports below zero
 
     def send(self, address: str, message: Message) -> None:
-        assert isinstance(message, StepResult | Holdings | BlocksMoved)
-        if isinstance(message, BlocksMoved):
-            self._sent.append(MOVES + message.move_id)
-        else:
-            self._sent.append(message.step_id if isinstance(message, StepResult) else -message.report_id)
+        assert isinstance(message, StepResult | Holdings)
+        self._sent.append(message.step_id if isinstance(message, StepResult) else -message.report_id)
 
 
 class Line(MemoryTransport):
@@ -135,27 +124,6 @@ def test_a_report_is_answered_behind_the_plans_before_it() -> None:
     bench.end(0, 1)
     until(lambda: bench.sent == [0, -7, 1])
     bench.steps.close()
-
-
-class Blocks:
-    """All are in another life, so that orders are answered at once."""
-
-    def read(self, blocks: Sequence[int], generations: Sequence[int]) -> list[Any]:
-        return []
-
-
-def test_an_order_to_move_blocks_waits_for_the_steps_before_it_and_is_answered_behind_them() -> None:
-    bench = Bench()
-    bench.steps.move_by(BlockDesk(cast(Any, Blocks()), cast(Any, None)))
-    bench.steps.submit(plan(0))
-    bench.steps.submit(OfferBlocks(1, 5, 1, "store", [b"name"], [3], [1]))
-    bench.steps.submit(plan(1))
-    until(lambda: bench.device.launched == [0, 1])
-    assert bench.device.num_waits == 1 and bench.sent == []
-    bench.end(0, 1)
-    until(lambda: bench.sent == [0, MOVES + 5, 1])
-    bench.steps.close()
-    assert bench.steps.failure is None
 
 
 def test_a_step_that_fails_is_told_and_the_one_before_it_is_answered() -> None:

@@ -1,32 +1,48 @@
 """Pageant's model runner alone: the scheduler's core drives it in one process, two steps in flight.
 
-Threads launch steps and wait for them as the worker's do; the caller's thread schedules meanwhile.  No messages, no
-sockets.
+Steps run in threads as the worker's do; the caller's thread schedules meanwhile.  No messages, no sockets.
 """
 
 from __future__ import annotations
 
 import os
 import queue
-import threading
 import time
 from typing import Any
 
-from engine.execution.pending_result import PendingResult
-from engine.execution.runner import ModelRunner
 from engine.loading.load import load_runner
 from scripts.bench.common.proc import peak_rss
 from services.scheduler.main import policy_of
 from services.scheduler.scheduler import Scheduler
+from services.worker.main import make_steps
 from shared.config import load_settings
-from shared.messages import AddRequest, RequestHeader, StepPlan, StepResult
+from shared.messages import AddRequest, Message, RequestHeader, StepResult
 from shared.packing import pack_tokens
 from shared.sampling import GenerationDefaults, SamplingParams
+from shared.transport.memory import MemoryOutbox, MemoryTransport
 
 WORKER = "worker"
-Plans = queue.SimpleQueue[StepPlan]
-Launched = queue.SimpleQueue[PendingResult | BaseException]
-Results = queue.SimpleQueue[StepResult | BaseException]
+
+
+class Network(MemoryTransport):
+    """What is sent over it are the results of steps; None: a step has failed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.results: queue.SimpleQueue[StepResult | None] = queue.SimpleQueue()
+
+    def outbox(self) -> MemoryOutbox:
+        return ToResults(self)
+
+
+class ToResults(MemoryOutbox):
+    def __init__(self, network: Network) -> None:
+        super().__init__(network)
+        self._results = network.results
+
+    def send(self, address: str, message: Message) -> None:
+        assert isinstance(message, StepResult)
+        self._results.put(message)
 
 
 class Runner:
@@ -39,13 +55,11 @@ class Runner:
         self._core = Scheduler(policy_of(settings))
         self._core.set_detokenizers(["detokenizer"])
         self._core.add_worker(WORKER, 1, runner.capacity)
-        self._plans: Plans = queue.SimpleQueue()
-        self._results: Results = queue.SimpleQueue()
+        network = Network()
+        self._results = network.results
+        self._steps = make_steps(runner, network, settings, lambda: network.results.put(None))
         self._num_in_flight = 0
         self.version = f"{runner.capacity.dtype}, {runner.capacity.num_blocks} blocks"
-        launched: Launched = queue.SimpleQueue()
-        for target, arguments in ((launch, (runner, self._plans, launched)), (finish, (launched, self._results))):
-            threading.Thread(target=target, args=arguments, daemon=True).start()
 
     def run(self, requests: list[tuple[list[int], int]]) -> dict[str, Any]:
         begin, first = time.perf_counter(), 0.0
@@ -65,11 +79,11 @@ class Runner:
     def _turn(self) -> None:
         """Keep two steps in flight, take one result in, and throw away what would go to detokenizers."""
         while plan := self._core.schedule(WORKER):
-            self._plans.put(plan)
+            self._steps.submit(plan)
             self._num_in_flight += 1
         result = self._results.get()
-        if isinstance(result, BaseException):
-            raise result
+        if result is None:
+            raise RuntimeError("a step has failed") from self._steps.failure
         self._num_in_flight -= 1
         self._core.apply(WORKER, result)
         self._core.outbound.take_batches()
@@ -83,25 +97,6 @@ class Runner:
 
     def report(self) -> dict[str, Any]:
         return {"worker_peak_rss": peak_rss(os.getpid())}
-
-
-def launch(runner: ModelRunner, plans: Plans, launched: Launched) -> None:
-    """One thread, as `services.worker.overlapped` has it."""
-    try:
-        while True:
-            launched.put(runner.launch(plans.get()))
-    except BaseException as error:
-        launched.put(error)
-
-
-def finish(launched: Launched, results: Results) -> None:
-    """The other one."""
-    try:
-        while True:
-            pending = launched.get()
-            results.put(pending if isinstance(pending, BaseException) else pending.finish())
-    except BaseException as error:
-        results.put(error)
 
 
 def _request(index: int, prompt: list[int], count: int) -> AddRequest:

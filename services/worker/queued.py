@@ -1,0 +1,144 @@
+"""Executes plans where a model computes them in a thread of its own: the next one is queued before this one has ended.
+
+One thread here launches steps, waits for the oldest one, and is called back from that when more work comes.  What a
+queue cannot take waits for the steps before it, whose results are sent first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from services.worker.block_desk import BlockDesk
+from services.worker.plan_sequencer import PlanSequencer, RowHolder, Work, note_refused
+from services.worker.progress import StepWatch
+from shared.actor.executor import ThreadExecutor
+from shared.messages import BlocksMoved, Holdings, StepPlan, StepResult
+from shared.transport import Transport
+
+Begun = TypeVar("Begun")
+
+
+class PendingStep(Protocol):
+    """A step on its way."""
+
+    def has_ended(self) -> bool:
+        """Waits for its end, or until the runner is called from that."""
+        ...
+
+    def finish(self) -> StepResult: ...
+
+
+class QueueingRunner(RowHolder, Protocol[Begun]):
+    """What queued steps need of a model runner."""
+
+    def is_alone(self, plan: StepPlan) -> bool:
+        """Whether no step may be on its way when this plan is begun."""
+        ...
+
+    def begin(self, plan: StepPlan) -> Begun: ...
+
+    def queue(self, begun: Begun) -> PendingStep | None:
+        """None: nothing else may be on its way when it is computed."""
+        ...
+
+    def finish(self, begun: Begun) -> StepResult:
+        """Compute it at once."""
+        ...
+
+    def call(self) -> None:
+        """From any thread: a thread that waits, or is about to, goes on."""
+
+
+class QueuedComputation(Generic[Begun]):
+    """Invariant: what is begun and not queued is the last of what was taken, and nothing is taken behind it."""
+
+    def __init__(self, runner: QueueingRunner[Begun], watch: StepWatch) -> None:
+        self.desk: BlockDesk | None = None  # None: no blocks move here
+        self._runner = runner
+        self._watch = watch
+        self._sequencer = PlanSequencer(runner)
+        self._waiting: deque[Work] = deque()
+        self._next: tuple[int, int] | None = None  # epoch and number of the plan that continues what was taken
+        self._queued: deque[PendingStep] = deque()
+        self._begun: Begun | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self._waiting or self._queued or self._begun)
+
+    def apply(self, work: Work) -> None:
+        self._waiting.append(work)
+
+    def turn(self) -> Sequence[StepResult | Holdings | BlocksMoved]:
+        while self._begun is None and self._continues():
+            if not self._take_plan():
+                break
+        if self._queued:
+            return self._ended(self._queued.popleft().finish()) if self._queued[0].has_ended() else []
+        if self._begun is not None:
+            begun, self._begun = self._begun, None
+            return self._ended(self._runner.finish(begun))
+        return self._take_other()
+
+    def _continues(self) -> bool:
+        """Whether what comes next is the next plan: all else waits until nothing is on its way."""
+        work = self._waiting[0] if self._waiting else None
+        return isinstance(work, StepPlan) and (work.epoch, work.step_id) == self._next
+
+    def _take_plan(self) -> bool:
+        """Begin the next plan, unless it has to wait."""
+        plan = self._waiting[0]
+        assert isinstance(plan, StepPlan)
+        if self._queued and self._runner.is_alone(plan):
+            return False
+        self._waiting.popleft()
+        taken = self._sequencer.take(plan)
+        assert taken is plan
+        self._begin(plan)
+        return True
+
+    def _begin(self, plan: StepPlan) -> None:
+        self._next = plan.epoch, plan.step_id + 1
+        self._watch.begin(plan)
+        begun = self._runner.begin(plan)
+        if (pending := self._runner.queue(begun)) is None:
+            self._begun = begun
+        else:
+            self._queued.append(pending)
+
+    def _ended(self, result: StepResult) -> Sequence[StepResult]:
+        self._watch.end()
+        note_refused(result)
+        return [result]
+
+    def _take_other(self) -> Sequence[Holdings | BlocksMoved]:
+        due = self._sequencer.take(self._waiting.popleft())
+        if isinstance(due, StepPlan):
+            self._begin(due)
+            return []
+        if isinstance(due, Holdings):
+            return [due]
+        return self.desk.take(due) if self.desk is not None and due is not None else []
+
+
+class QueuedPlans(ThreadExecutor[Work]):
+    """In one thread, as `services.worker.steps.ThreadSteps`."""
+
+    def __init__(self, runner: QueueingRunner[Begun], transport: Transport, on_failure: Callable[[], None]) -> None:
+        self.watch = StepWatch()
+        self._steps = QueuedComputation(runner, self.watch)
+        self._call = runner.call
+        super().__init__(self._steps, transport, name="step", on_failure=on_failure)
+
+    def submit(self, work: Work) -> None:
+        super().submit(work)
+        self._call()
+
+    def close(self) -> None:
+        self._call()
+        super().close()
+
+    def move_by(self, desk: BlockDesk) -> None:
+        self._steps.desk = desk
