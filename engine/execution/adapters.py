@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -74,3 +75,11 @@ class AdapterBank:
             for digest in self._places.keys() - digests:
                 self._model.drop_adapter(self._places.pop(digest))
                 self._heads.discard(digest)
+
+
+class NoLock(contextlib.nullcontext[None]):
+    """Where there is nothing to hold."""
+
+    def acquire(self) -> None: ...
+
+    def release(self) -> None: ...

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from shared.block_digest import digest_blocks
+from shared.errors import FatalError
 from shared.messages.steps import Refusal, RefusedRow, SlidingPlan, StepPlan
 
 Copies = list[tuple[int, int]]  # (source, destination)
@@ -27,7 +28,7 @@ class PoolFence:
 
     def __init__(self, num_rows: int, num_blocks: int, block_size: int) -> None:
         self._num_rows = num_rows
-        self._num_blocks = num_blocks
+        self.num_blocks = num_blocks
         self._block_size = block_size
         self.num_resets = 0
         self.reset()
@@ -35,8 +36,8 @@ class PoolFence:
     def reset(self) -> None:
         """Another epoch begins: no generation is known, and no row holds a block."""
         self.num_resets += 1  # first: another thread may be comparing generations
-        self._newest = [0] * self._num_blocks
-        self._num_holders = [0] * self._num_blocks
+        self._newest = [0] * self.num_blocks
+        self._num_holders = [0] * self.num_blocks
         self._blocks: list[list[int] | None] = [None] * self._num_rows  # None: the row is not in use
         self._generations: list[list[int]] = [[] for _ in range(self._num_rows)]
         self._firsts = [0] * self._num_rows  # the place of each row's first block
@@ -170,6 +171,12 @@ class BlockFence:
     def reset(self) -> None:
         for pool in self._pools:
             pool.reset()
+
+    def check_places(self, plan: StepPlan) -> None:
+        """Raises FatalError where a plan copies what is no block."""
+        for pool, part in self._parts(plan):
+            if any(not 0 <= block < pool.num_blocks for pair in part.block_copies for block in pair):
+                raise FatalError(f"plan copies a block outside the pool of {pool.num_blocks}: {part.block_copies}")
 
     def read(self, plan: StepPlan) -> list[RefusedRow]:
         """Take a plan's changes in.  Returns the entries that must not be computed, in order."""

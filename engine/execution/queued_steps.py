@@ -10,8 +10,7 @@ from __future__ import annotations
 import time
 from functools import partial
 
-import numpy as np
-
+from engine.execution.constrained_step import ConstrainedStep
 from engine.execution.pending_result import PendingResult
 from engine.execution.results import StepOutputs, make_result
 from engine.execution.rows import RowTable
@@ -29,8 +28,8 @@ SHORT = 0.002  # seconds
 class QueuedSteps:
     """Invariant: rows that are in `_rows`, and no others, may be in a step that is not computed yet."""
 
-    def __init__(self, model: QueuesSteps, table: RowTable, idle: IdleTime) -> None:
-        """Of a model without states."""
+    def __init__(self, model: QueuesSteps | None, table: RowTable, idle: IdleTime) -> None:
+        """`model`: without states; None: there are no such steps."""
         self._model = model
         self._table = table
         self._idle = idle
@@ -40,8 +39,8 @@ class QueuedSteps:
 
     @property
     def is_on(self) -> bool:
-        """Whether the model takes tokens."""
-        return self._model.queues
+        """Whether there may be such steps."""
+        return self._model is not None and self._model.queues
 
     @property
     def is_empty(self) -> bool:
@@ -66,16 +65,19 @@ class QueuedSteps:
 
     def call(self) -> None:
         """From any thread: one that waits for a step, or is about to, does not."""
-        self._model.call()
+        if self._model is not None:
+            self._model.call()
 
-    def takes(self, schedule: Schedule) -> bool:
-        """Whether the host need not look at what the model computes before tokens are taken.  No row has a grammar."""
-        if not self.is_on or schedule.drafts is not None or schedule.batch.adapters is not None:
+    def takes(self, held: ConstrainedStep | None) -> bool:
+        """Whether the host need not look at what the model computes before tokens are taken."""
+        if held is None or held.helds or not self.is_on:
+            return False
+        schedule = held.schedule
+        if schedule.drafts is not None or schedule.batch.adapters is not None:
             return False
         if len(schedule.scored) or len(schedule.pooled):
             return False
-        rows = schedule.positions.rows
-        return bool(self._table.columns.raw[rows].all())
+        return bool(self._table.columns.raw[schedule.positions.rows].all())
 
     def is_short(self, schedule: Schedule) -> bool:
         """As far as is known."""
@@ -83,6 +85,7 @@ class QueuedSteps:
 
     def put(self, plan: StepPlan, fenced: list[RefusedRow], schedule: Schedule) -> PendingResult:
         """Queue what `takes`."""
+        assert self._model is not None
         step = self._model.queue(schedule.batch, self._sampled(schedule))
         self._last = step
         self._rows.update(plan.rows)
@@ -93,6 +96,7 @@ class QueuedSteps:
 
     def compute(self, plan: StepPlan, fenced: list[RefusedRow], schedule: Schedule) -> PendingResult:
         """The same at once, behind what is queued."""
+        assert self._model is not None
         begin = time.perf_counter()
         token_ids = self._model.take(schedule.batch, self._sampled(schedule))
         self._seconds[_size(schedule)] = seconds = time.perf_counter() - begin

@@ -7,8 +7,6 @@ after result n may be written by plan n + 2 without a fence.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, cast
 
@@ -17,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.execution.adapters import AdapterBank
+from engine.execution.adapters import AdapterBank, NoLock
 from engine.execution.block_access import access_to
 from engine.execution.block_fence import BlockFence
 from engine.execution.constrained_step import ConstrainedStep, cut_drafts
@@ -28,9 +26,9 @@ from engine.execution.pending_result import PendingResult, StepTimer, start_time
 from engine.execution.pooling import Classifier, RowPools
 from engine.execution.queued_steps import QueuedSteps
 from engine.execution.results import StepOutputs, make_empty_result, make_result
-from engine.execution.row_automata import RowAutomata
+from engine.execution.row_automata import RowAutomata, without_vocabulary
 from engine.execution.rows import RowsOutOfStep, RowTable
-from engine.execution.sampled_tokens import MissingSamples, SampledTokens
+from engine.execution.sampled_tokens import MissingSamples, SampledTokens, pick
 from engine.execution.schedule import Schedule, read_schedule
 from engine.execution.scoring import SampledScores, Scored, score_rows
 from engine.modeling.batch import Ints, StepBatch
@@ -42,9 +40,6 @@ from engine.sampling.drafts import Drafts
 from engine.sampling.sampler import Sampler
 from engine.sampling.verification import Verification
 from kernels.ops.transfer import to_device
-from shared.automata.limits import GrammarError
-from shared.automata.vocabulary import Vocabulary
-from shared.errors import FatalError
 from shared.messages.control import WorkerCapacity
 from shared.messages.fingerprint import Fingerprint
 from shared.messages.steps import RefusedRow, StepPlan, StepResult
@@ -83,6 +78,7 @@ class ModelRunner:
         self.fingerprint = fingerprint
         self.no_native = no_native
         self.adapters = adapters
+        self._adapters_stay = NoLock() if adapters is None else adapters.lock  # from a step's look at them to its end
         self._model = model
         self._drafter = drafter
         self._staged = model if isinstance(model, HasStages) else None
@@ -100,7 +96,7 @@ class ModelRunner:
         self._fence = BlockFence(table.num_rows, pool.num_blocks, pool.block_size, sizes)
         self._idle = IdleTime()
         queues = isinstance(model, QueuesSteps) and table.states is None and drafter is None
-        self._queued = QueuedSteps(cast(QueuesSteps, model), table, self._idle) if queues else None
+        self._queued = QueuedSteps(cast(QueuesSteps, model) if queues else None, table, self._idle)
         self._backings = [PageBacking(one.tensors, one.num_blocks, self._idle) for one in (pool, *pool.sliding)]
         self.blocks = None if capacity.keeps_states else access_to(pool, self._fence.first, fingerprint)
         if self.blocks is not None:
@@ -109,7 +105,7 @@ class ModelRunner:
 
     def reset(self) -> None:
         """Forget all rows: a new epoch begins, and its scheduler will admit everything again."""
-        self._catch_up()
+        self._queued.catch_up()
         self._table.reset()
         self._automata.reset()
         self._pools.reset()
@@ -126,7 +122,7 @@ class ModelRunner:
     @property
     def queues(self) -> bool:
         """Whether steps may be queued."""
-        return self._queued is not None and self._queued.is_on
+        return self._queued.is_on
 
     def run(self, plan: StepPlan) -> StepResult:
         """Refuse the entries that contradict their row's state.  Raises FatalError on a malformed plan."""
@@ -137,10 +133,10 @@ class ModelRunner:
         """The same, but does not wait for its end where it need not."""
         self._idle.pause()
         try:
-            with contextlib.nullcontext() if self.adapters is None else self.adapters.lock:
+            with self._adapters_stay:
                 return self._launch(plan)
         finally:
-            if self._queued is None or self._queued.is_empty:
+            if self._queued.is_empty:
                 self._idle.go_on()
 
     @torch.inference_mode()
@@ -148,69 +144,48 @@ class ModelRunner:
         """The part of `launch` that needs no result of the model: of a pipeline, whose first stages compute behind it,
         and of steps that are queued.  A pipeline's steps that are begun, and not finished, have no row in common."""
         self._idle.pause()
-        self._keep_adapters()
+        self._adapters_stay.acquire()
         try:
             return self._begin(plan)
         except BaseException:
-            self._let_adapters_go()
+            self._adapters_stay.release()
             raise
 
     @torch.inference_mode()
     def finish(self, begun: BegunStep) -> StepResult:
         """Of the step that was begun first."""
         self._idle.pause()
-        self._catch_up()
+        self._queued.catch_up()
         try:
             return self._complete(begun).finish()
         finally:
-            self._let_adapters_go()
+            self._adapters_stay.release()
             self._idle.go_on()
 
     def is_alone(self, plan: StepPlan) -> bool:
         """Whether steps that are queued have to end before this one is begun."""
-        return self._queued is not None and self._queued.disturbs(plan)
+        return self._queued.disturbs(plan)
 
     @torch.inference_mode()
     def queue(self, begun: BegunStep) -> PendingResult | None:
         """None where the step is short, or the host has to look at what it computes: it is one for `finish`."""
-        queued, schedule = self._queued, self._taken(begun)
-        if queued is None or schedule is None or queued.is_short(schedule):
+        held = begun.held
+        if held is None or not self._queued.takes(held) or self._queued.is_short(held.schedule):
             return None
-        self._let_adapters_go()  # it has none
-        return queued.put(begun.plan, begun.fenced, schedule)
-
-    def _taken(self, begun: BegunStep) -> Schedule | None:
-        """Of a step whose tokens the model takes itself."""
-        if self._queued is None or begun.held is None or begun.held.helds:
-            return None
-        schedule = begun.held.schedule
-        return schedule if self._queued.takes(schedule) else None
+        self._adapters_stay.release()  # it has none
+        return self._queued.put(begun.plan, begun.fenced, held.schedule)
 
     def call(self) -> None:
         """From any thread: one that waits for a step that is queued, or is about to, does not."""
-        if self._queued is not None:
-            self._queued.call()
-
-    def _keep_adapters(self) -> None:
-        """From where a step's places of adapters are looked up until it is computed."""
-        if self.adapters is not None:
-            self.adapters.lock.acquire()
-
-    def _let_adapters_go(self) -> None:
-        if self.adapters is not None:
-            self.adapters.lock.release()
-
-    def _catch_up(self) -> None:
-        if self._queued is not None:
-            self._queued.catch_up()
+        self._queued.call()
 
     def _launch(self, plan: StepPlan) -> PendingResult:
         if self.is_alone(plan):
-            self._catch_up()
+            self._queued.catch_up()
         begun = self._begin(plan)
-        if self._queued is not None and (schedule := self._taken(begun)) is not None:
-            return self._queued.put(plan, begun.fenced, schedule)
-        self._catch_up()
+        if (held := begun.held) is not None and self._queued.takes(held):
+            return self._queued.put(plan, begun.fenced, held.schedule)
+        self._queued.catch_up()
         return self._complete(begun)
 
     def _begin(self, plan: StepPlan) -> BegunStep:
@@ -223,8 +198,8 @@ class ModelRunner:
 
     def _complete(self, begun: BegunStep) -> PendingResult:
         plan, clock, fenced, held = begun.plan, begun.clock, begun.fenced, begun.held
-        if self._queued is not None and (taken := self._taken(begun)) is not None:
-            return self._queued.compute(plan, fenced, taken)
+        if held is not None and self._queued.takes(held):
+            return self._queued.compute(plan, fenced, held.schedule)
         if held is None:
             clock.stop()
             return PendingResult(partial(make_empty_result, plan, fenced), clock.seconds)
@@ -285,9 +260,7 @@ class ModelRunner:
 
     def _apply(self, plan: StepPlan) -> list[RefusedRow]:
         """The plan's changes of state, but for the entries that are returned: they would touch what is not theirs."""
-        _check_copies(plan.block_copies, self._pool.num_blocks)
-        for pool, part in zip(self._pool.sliding, plan.sliding, strict=False):
-            _check_copies(part.block_copies, pool.num_blocks)
+        self._fence.check_places(plan)
         self._table.release(plan.released_rows)
         self._pools.release(plan.released_rows)
         self._automata.release(plan.released_rows)
@@ -377,7 +350,7 @@ class ModelRunner:
         if schedule.drafts is not None:
             self._commit_drafts(schedule.drafts, sampled, rows, samples)
         else:
-            table.append_tokens(rows, sampled.tokens if samples is None else _pick(sampled.tokens, samples))
+            table.append_tokens(rows, sampled.tokens if samples is None else pick(sampled.tokens, samples))
 
     def _commit_drafts(self, drafts: Drafts, sampled: SampledTokens, rows: Ints, samples: Ints | None) -> None:
         """`samples` are those of the rows, where some are left out.  What was verified is written already; of rows
@@ -425,22 +398,3 @@ class ModelRunner:
         if self.adapters is None or not self.adapters.changes_head:
             return None
         return self._table.adapters(rows)
-
-
-def _check_copies(copies: list[tuple[int, int]], num_blocks: int) -> None:
-    if any(not 0 <= block < num_blocks for pair in copies for block in pair):
-        raise FatalError(f"plan copies a block outside the pool of {num_blocks}: {copies}")
-
-
-def _pick(
-    tokens: Tensor,  # [num_positions] int64
-    positions: Ints,  # [n]
-) -> Tensor:  # [n] int64
-    if tokens.device.type == "cpu":
-        return torch.from_numpy(tokens.numpy()[positions])
-    return tokens[to_device(positions, tokens.device)]
-
-
-def without_vocabulary(eos_token_ids: Sequence[int]) -> Vocabulary:
-    """For a runner without a tokenizer."""
-    raise GrammarError("is not possible: this worker has no tokenizer")

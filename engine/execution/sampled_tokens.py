@@ -11,12 +11,13 @@ from functools import cached_property
 
 import msgspec
 import numpy as np
+import torch
 from torch import Tensor
 
 from engine.execution.schedule import Schedule
 from engine.modeling.batch import Ints
 from engine.sampling.verification import Verdict
-from kernels.ops.transfer import Mark, mark, to_host
+from kernels.ops.transfer import Mark, mark, to_device, to_host
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +118,12 @@ def _read(schedule: Schedule, missing: MissingSamples | None, accepted: Ints | N
     counts = counts.copy()
     counts[schedule.samples[missing.samples]] = 0
     return YieldedTokens(counts, places[kept], accepted)
+
+
+def pick(
+    tokens: Tensor,  # [num_positions] int64
+    positions: Ints,  # [n]
+) -> Tensor:  # [n] int64
+    if tokens.device.type == "cpu":
+        return torch.from_numpy(tokens.numpy()[positions])
+    return tokens[to_device(positions, tokens.device)]

@@ -55,7 +55,7 @@ def occupy(slow: ModelRunner) -> PendingResult:
 
 def host_only(runner: ModelRunner) -> ModelRunner:
     """One that looks at the results of each step itself."""
-    runner._queued = None
+    runner._queued._model = None
     return runner
 
 
