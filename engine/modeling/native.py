@@ -33,7 +33,7 @@ from engine.weights.source import WeightSource
 from kernels.cpu import abi
 from kernels.cpu.native import DraftingColumns, Native, StepColumns
 from kernels.cpu.packing import FORMATS, KV_FORMATS, WEIGHT_FORMATS, PackedLinear
-from kernels.cpu.queued import Calls, QueuedStep
+from kernels.cpu.queued import CallFlag, QueuedStep
 from kernels.cpu.ranks import ExpertMove
 from kernels.ops.kv_cache import FP8S
 from kernels.ops.sampled_columns import SampledColumns
@@ -82,7 +82,7 @@ class NativeDecoder:
         self._logits = torch.empty(0)
         self._columns: StepColumns | None = None
         self._queue = StepQueue(native)
-        self._calls = Calls()
+        self._calls = CallFlag()
         self._model = describe(spec, formats)
         self._model.max_positions = max_positions
         self._head = head

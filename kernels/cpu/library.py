@@ -6,11 +6,11 @@ import ctypes
 import threading
 from typing import Any
 
-from kernels.cpu.queued import Calls
+from kernels.cpu.queued import CallFlag
 
 
 class Library:
-    """Calls go one at a time: all models of a process share one team of threads."""
+    """CallFlag go one at a time: all models of a process share one team of threads."""
 
     def __init__(self, functions: ctypes.CDLL) -> None:
         self._functions = functions
@@ -27,12 +27,12 @@ class Library:
             self._functions.pg_await(self._num_queued, None)  # a step that is queued has the team
             return function(*arguments)
 
-    def await_step(self, number: int, calls: Calls | None = None) -> bool:
+    def await_step(self, number: int, calls: CallFlag | None = None) -> bool:
         """Whether the step of this number is computed, and all that were queued before it: waits for that, unless the
         thread is called."""
         return bool(self._functions.pg_await(number, None if calls is None else calls.flag.ctypes.data))
 
-    def call(self, calls: Calls) -> None:
+    def call(self, calls: CallFlag) -> None:
         """Have the thread that waits, or waits next, go on."""
         self._functions.pg_call(calls.flag.ctypes.data)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-class Calls:
+class CallFlag:
     """What one thread that waits for steps looks at."""
 
     def __init__(self) -> None:
