@@ -10,7 +10,7 @@ from kernels.cpu.queued import CallFlag
 
 
 class Library:
-    """CallFlag go one at a time: all models of a process share one team of threads."""
+    """Calls go one at a time: all models of a process share one team of threads."""
 
     def __init__(self, functions: ctypes.CDLL) -> None:
         self._functions = functions
