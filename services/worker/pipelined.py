@@ -45,7 +45,6 @@ class PipelinedComputation(Generic[Begun]):
         self._sequencer = PlanSequencer(runner)
         self._divider = PlanDivider(num_stages)
         self._waiting: deque[Work] = deque()
-        self._next: tuple[int, int] | None = None  # epoch and number of the plan that continues what was taken
         self._due: deque[PlanPart] = deque()
         self._begun: deque[tuple[PlanPart, Begun, float]] = deque()  # with the time
         self._finished: list[tuple[PlanPart, StepResult]] = []  # of the oldest plan
@@ -70,9 +69,8 @@ class PipelinedComputation(Generic[Begun]):
         return self._finish()
 
     def _continues(self) -> bool:
-        """Whether what comes next is the next plan: all else waits until nothing is on its way."""
-        work = self._waiting[0] if self._waiting else None
-        return isinstance(work, StepPlan) and (work.epoch, work.step_id) == self._next
+        """Whether the oldest work is the next plan: any other work waits until no part is on its way."""
+        return bool(self._waiting) and self._sequencer.is_next(self._waiting[0])
 
     def _take_other(self) -> Sequence[Holdings]:
         due = self._sequencer.take(self._waiting.popleft())
@@ -81,7 +79,6 @@ class PipelinedComputation(Generic[Begun]):
         return [due] if isinstance(due, Holdings) else []
 
     def _add(self, plan: StepPlan) -> None:
-        self._next = plan.epoch, plan.step_id + 1
         self._due += self._divider.divide(plan)
 
     def _begin(self) -> None:

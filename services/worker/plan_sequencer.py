@@ -52,6 +52,10 @@ class PlanSequencer:
             return None
         return work
 
+    def is_next(self, work: Work) -> bool:
+        """Whether this is the plan that is due in the current epoch."""
+        return isinstance(work, StepPlan) and (work.epoch, work.step_id) == (self._epoch, self._due_step_id)
+
     def _begin(self, epoch: int) -> None:
         """A newer epoch, or another life of the scheduler, if it is not the one that is known."""
         if epoch != self._epoch:

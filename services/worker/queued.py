@@ -52,7 +52,7 @@ class QueueingRunner(RowHolder, Protocol[Begun]):
 
 
 class QueuedComputation(Generic[Begun]):
-    """Invariant: what is begun and not queued is the last of what was taken, and nothing is taken behind it."""
+    """Invariant: while a step is begun that the queue cannot take, no further plan is taken."""
 
     def __init__(self, runner: QueueingRunner[Begun], watch: StepWatch) -> None:
         self.desk: BlockDesk | None = None  # None: no blocks move here
@@ -60,9 +60,8 @@ class QueuedComputation(Generic[Begun]):
         self._watch = watch
         self._sequencer = PlanSequencer(runner)
         self._waiting: deque[Work] = deque()
-        self._next: tuple[int, int] | None = None  # epoch and number of the plan that continues what was taken
         self._queued: deque[PendingStep] = deque()
-        self._begun: Begun | None = None
+        self._begun: Begun | None = None  # a step that the queue cannot take
 
     @property
     def is_idle(self) -> bool:
@@ -83,24 +82,20 @@ class QueuedComputation(Generic[Begun]):
         return self._take_other()
 
     def _continues(self) -> bool:
-        """Whether what comes next is the next plan: all else waits until nothing is on its way."""
-        work = self._waiting[0] if self._waiting else None
-        return isinstance(work, StepPlan) and (work.epoch, work.step_id) == self._next
+        """Whether the oldest work is the next plan: any other work waits until no step is on its way."""
+        return bool(self._waiting) and self._sequencer.is_next(self._waiting[0])
 
     def _take_plan(self) -> bool:
-        """Begin the next plan, unless it has to wait."""
+        """Begin the next plan.  False: it has to wait for the steps that are queued."""
         plan = self._waiting[0]
         assert isinstance(plan, StepPlan)
         if self._queued and self._runner.is_alone(plan):
             return False
-        self._waiting.popleft()
-        taken = self._sequencer.take(plan)
-        assert taken is plan
+        self._sequencer.take(self._waiting.popleft())
         self._begin(plan)
         return True
 
     def _begin(self, plan: StepPlan) -> None:
-        self._next = plan.epoch, plan.step_id + 1
         self._watch.begin(plan)
         begun = self._runner.begin(plan)
         if (pending := self._runner.queue(begun)) is None:
