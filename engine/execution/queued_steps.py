@@ -68,23 +68,24 @@ class QueuedSteps:
         if self._model is not None:
             self._model.call()
 
-    def takes(self, held: ConstrainedStep | None) -> bool:
-        """Whether the host need not look at what the model computes before tokens are taken."""
+    def taken(self, held: ConstrainedStep | None) -> Schedule | None:
+        """The schedule of a step whose tokens the model takes itself; None where the host has to look at what the
+        model computes before."""
         if held is None or held.helds or not self.is_on:
-            return False
+            return None
         schedule = held.schedule
         if schedule.drafts is not None or schedule.batch.adapters is not None:
-            return False
+            return None
         if len(schedule.scored) or len(schedule.pooled):
-            return False
-        return bool(self._table.columns.raw[schedule.positions.rows].all())
+            return None
+        return schedule if self._table.columns.raw[schedule.positions.rows].all() else None
 
     def is_short(self, schedule: Schedule) -> bool:
         """As far as is known."""
         return self._seconds.get(_size(schedule), SHORT) < SHORT
 
     def put(self, plan: StepPlan, fenced: list[RefusedRow], schedule: Schedule) -> PendingResult:
-        """Queue what `takes`."""
+        """Queue what is `taken`."""
         assert self._model is not None
         step = self._model.queue(schedule.batch, self._sampled(schedule))
         self._last = step

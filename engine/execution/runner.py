@@ -8,7 +8,7 @@ after result n may be written by plan n + 2 without a fence.
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -95,8 +95,8 @@ class ModelRunner:
         sizes = [one.num_blocks for one in pool.sliding]
         self._fence = BlockFence(table.num_rows, pool.num_blocks, pool.block_size, sizes)
         self._idle = IdleTime()
-        queues = isinstance(model, QueuesSteps) and table.states is None and drafter is None
-        self._queued = QueuedSteps(cast(QueuesSteps, model) if queues else None, table, self._idle)
+        queue = model if isinstance(model, QueuesSteps) and table.states is None and drafter is None else None
+        self._queued = QueuedSteps(queue, table, self._idle)
         self._backings = [PageBacking(one.tensors, one.num_blocks, self._idle) for one in (pool, *pool.sliding)]
         self.blocks = None if capacity.keeps_states else access_to(pool, self._fence.first, fingerprint)
         if self.blocks is not None:
@@ -156,8 +156,10 @@ class ModelRunner:
         """Of the step that was begun first."""
         self._idle.pause()
         self._queued.catch_up()
+        schedule = self._queued.taken(begun.held)
         try:
-            return self._complete(begun).finish()
+            pending = self._queued.compute(begun.plan, begun.fenced, schedule) if schedule else self._complete(begun)
+            return pending.finish()
         finally:
             self._adapters_stay.release()
             self._idle.go_on()
@@ -169,11 +171,11 @@ class ModelRunner:
     @torch.inference_mode()
     def queue(self, begun: BegunStep) -> PendingResult | None:
         """None where the step is short, or the host has to look at what it computes: it is one for `finish`."""
-        held = begun.held
-        if held is None or not self._queued.takes(held) or self._queued.is_short(held.schedule):
+        schedule = self._queued.taken(begun.held)
+        if schedule is None or self._queued.is_short(schedule):
             return None
         self._adapters_stay.release()  # it has none
-        return self._queued.put(begun.plan, begun.fenced, held.schedule)
+        return self._queued.put(begun.plan, begun.fenced, schedule)
 
     def call(self) -> None:
         """From any thread: one that waits for a step that is queued, or is about to, does not."""
@@ -183,8 +185,8 @@ class ModelRunner:
         if self.is_alone(plan):
             self._queued.catch_up()
         begun = self._begin(plan)
-        if (held := begun.held) is not None and self._queued.takes(held):
-            return self._queued.put(plan, begun.fenced, held.schedule)
+        if (schedule := self._queued.taken(begun.held)) is not None:
+            return self._queued.put(plan, begun.fenced, schedule)
         self._queued.catch_up()
         return self._complete(begun)
 
@@ -198,8 +200,6 @@ class ModelRunner:
 
     def _complete(self, begun: BegunStep) -> PendingResult:
         plan, clock, fenced, held = begun.plan, begun.clock, begun.fenced, begun.held
-        if held is not None and self._queued.takes(held):
-            return self._queued.compute(plan, fenced, held.schedule)
         if held is None:
             clock.stop()
             return PendingResult(partial(make_empty_result, plan, fenced), clock.seconds)
