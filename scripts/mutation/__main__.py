@@ -23,7 +23,7 @@ from queue import SimpleQueue
 
 from scripts.bench.common.report import Result, table
 from scripts.mutation.faults import SmallFault, faults_of, one_line
-from scripts.mutation.forks import ForkServer
+from scripts.mutation.forks import MutantForks
 from scripts.mutation.reach import Reach, measure
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,12 +102,12 @@ def try_all(folder: str, faults: list[SmallFault], scratch: Path, jobs: int) -> 
     name = folder.replace("/", "-")
     first = copied(scratch / f"{name}-0")
     reach = measure(first, folder, FOLDERS[folder], scratch, jobs)
-    places: SimpleQueue[tuple[Path, ForkServer]] = SimpleQueue()
+    places: SimpleQueue[tuple[Path, MutantForks]] = SimpleQueue()
     for job in range(jobs):
         place = scratch / f"{name}-{job}"
         if not place.exists():
             shutil.copytree(first, place, symlinks=True)  # with what was compiled
-        forks = ForkServer(place)
+        forks = MutantForks(place)
         if forks.run([min(reach.seconds, key=reach.seconds.__getitem__)], PATIENCE):
             raise RuntimeError(f"a test fails in {place} without a fault")
         places.put((place, forks))
@@ -143,7 +143,7 @@ def copied(place: Path) -> Path:
     return place
 
 
-def is_noticed(fault: SmallFault, place: Path, forks: ForkServer, reach: Reach) -> bool:
+def is_noticed(fault: SmallFault, place: Path, forks: MutantForks, reach: Reach) -> bool:
     tests: list[str] = []
     spent = 0.0
     for test in reach.of(fault.path, fault.line):

@@ -26,7 +26,7 @@ PACKAGES = (
 HUNG = -1
 
 
-class ForkServer:
+class MutantForks:
     """A process that runs tests in one copy of the sources, in a fork of its own each time."""
 
     def __init__(self, place: Path) -> None:

@@ -5,8 +5,10 @@ The options of some commands are the fields of a struct: its name, type, default
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import click
@@ -93,10 +95,24 @@ class SectionedCommand(click.Command):
 
 
 class Group(click.Group):
-    """A group of such commands."""
+    """A group of such commands; some of them in other modules, which are imported when they are asked for."""
 
     command_class = SectionedCommand
     group_class = type
+
+    def __init__(self, *args: Any, elsewhere: Mapping[str, str] = MappingProxyType({}), **rest: Any) -> None:
+        """`elsewhere`: the module and name of a command, as `package.module:name`, by what it is called."""
+        super().__init__(*args, **rest)
+        self._elsewhere = elsewhere
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *self._elsewhere})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in self._elsewhere and cmd_name not in self.commands:
+            module, _, name = self._elsewhere[cmd_name].partition(":")
+            self.add_command(getattr(import_module(module), name), cmd_name)
+        return super().get_command(ctx, cmd_name)
 
 
 def _is_common(param: click.Parameter) -> bool:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import msgspec
 
-from services.cli.bench.commands import bench, simulate
 from services.cli.help import EXISTING_FILE, Group, Shown, field_options, take
-from services.cli.models.commands import model
 from services.cli.options import (
     deployment_options,
     sampling_options,
@@ -20,15 +19,21 @@ from services.cli.options import (
     take_sampling,
     take_settings,
 )
-from services.cli.replay import replay_command
 from services.cli.supervisor import Replicas
-from services.cli.top import top
-from services.cli.trace.commands import trace
 
 if TYPE_CHECKING:
     from services.cli.client import TerminalClient
 
 SERVICES = ("gateway", "tokenizer", "scheduler", "worker", "draft", "detokenizer", "store")
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+ELSEWHERE = {
+    "bench": "services.cli.bench.commands:bench",
+    "model": "services.cli.models.commands:model",
+    "replay": "services.cli.replay:replay_command",
+    "simulate": "services.cli.bench.commands:simulate",
+    "top": "services.cli.top:top",
+    "trace": "services.cli.trace.commands:trace",
+}
 
 
 class Connection(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,18 +53,12 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
         return TerminalClient(self.address, key=self.api_key, authority=authority)
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.group(
+    cls=Group, elsewhere=ELSEWHERE, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120}
+)
 @click.version_option(package_name="pageant")
 def main() -> None:
     """LLM inference as separate services."""
-
-
-main.add_command(bench)
-main.add_command(simulate)
-main.add_command(replay_command)
-main.add_command(trace)
-main.add_command(top)
-main.add_command(model)
 
 
 @main.command()
@@ -72,15 +71,19 @@ def serve(directory: str | None, log_dir: Path | None, **arguments: Any) -> None
 
     DIRECTORY is the model, as with --model.
     """
-    from services.cli import serve as command
+    from services.cli.processes import start_fork_servers
 
-    replicas = take(Replicas, arguments)
-    arguments["model"] = one_model(directory, arguments["model"])
-    found = take_configuration(arguments)
-    if found.workers is not None:
-        replicas = msgspec.structs.replace(replicas, workers=found.workers)
-    cast = command.roles(found.settings, replicas)
-    sys.exit(command.serve(found.settings, cast, log_dir, found.models, replicas.worker_roles))
+    with closing(start_fork_servers()) as fork_servers:  # which import torch from now on
+        from services.cli import serve as command
+
+        replicas = take(Replicas, arguments)
+        arguments["model"] = one_model(directory, arguments["model"])
+        found = take_configuration(arguments)
+        if found.workers is not None:
+            replicas = msgspec.structs.replace(replicas, workers=found.workers)
+        cast = command.roles(found.settings, replicas)
+        status = command.serve(found.settings, cast, log_dir, found.models, replicas.worker_roles, fork_servers)
+    sys.exit(status)
 
 
 @main.command()

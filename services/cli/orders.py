@@ -264,9 +264,8 @@ class Fulfilment:
             self._begun.add(child.process)
         else:
             state = "unready" if child.process in self._begun else "starting"
-        pid = getattr(child.process, "pid", 0) if child.alive else 0
         seconds = round(self._clock() - child.started, 1)
-        return ProcessReport(child.role.service, child.role.index, state, pid, seconds, child.num_deaths)
+        return ProcessReport(child.role.service, child.role.index, state, child.pid, seconds, child.num_deaths)
 
     def _end(self, text: str) -> None:
         self._work = self._order = None

@@ -7,6 +7,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from services.cli.addresses import with_port
 from services.cli.checks import examine
 from services.cli.failures import one_line
-from services.cli.processes import Starter
+from services.cli.processes import Starter, start_fork_servers
 from services.cli.serve import TURN, connect, report, roles, wait_until_serving
 from services.cli.supervisor import Supervisor
 from shared.config import Settings
@@ -35,7 +36,7 @@ def with_private_deployment(settings: Settings, work: Work, *, http_port: int = 
             "executor is 'ray', but this command's deployment is of one host: only `pageant serve` has that executor"
         )
         return EXIT_CONFIG
-    with tempfile.TemporaryDirectory(prefix="pageant-") as directory:
+    with closing(start_fork_servers()) as fork_servers, tempfile.TemporaryDirectory(prefix="pageant-") as directory:
         private = settings.replace(
             runtime_dir=f"{directory}/run", transport="ipc", host="127.0.0.1", port=0, http_port=http_port
         )
@@ -43,7 +44,8 @@ def with_private_deployment(settings: Settings, work: Work, *, http_port: int = 
             if wrong := next((found for found in examine(private) if found.verdict == "wrong"), None):
                 report(wrong.text)
                 return EXIT_CONFIG
-            return _run(with_port(private), work, Path(directory) / "logs")
+            private = with_port(private)
+            return _run(private, work, Starter(private, Path(directory) / "logs", fork_servers=fork_servers))
         except KeyboardInterrupt:
             return 130
 
@@ -60,8 +62,7 @@ def quickstart(settings: Settings, prompt: str, sampling: dict[str, Any]) -> int
     return with_private_deployment(settings, work)
 
 
-def _run(settings: Settings, work: Work, log_dir: Path) -> int:
-    starter = Starter(settings, log_dir)
+def _run(settings: Settings, work: Work, starter: Starter) -> int:
     supervisor = Supervisor(roles(settings), starter, report=report)
     supervisor.start()
     client = connect(settings)

@@ -10,15 +10,18 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from services.cli.supervisor import ChildProcess, Role
+from services.cli.forking import ForkServers
+from services.cli.supervisor import ChildProcess, Process, Role
 from shared.actor.status import read_status, waits_path, words_path
 from shared.config import Settings, settings_environment
 
 LAUNCH = Path(__file__).with_name("launch.py")
+RAY = "services.worker.ray"  # the program of a worker that Ray places
 TAIL_LINES = 8
 METRICS_PORTS = 10  # for the replicas of each service, in the order of the next line
 PLACES = ("gateway", "tokenizer", "scheduler", "worker", "draft", "detokenizer", "store")
@@ -32,47 +35,64 @@ class Starter:
     """
 
     def __init__(
-        self, settings: Settings, log_dir: Path | None = None, settings_for: Callable[[Role], Settings] | None = None
+        self,
+        settings: Settings,
+        log_dir: Path | None = None,
+        settings_for: Callable[[Role], Settings] | None = None,
+        fork_servers: ForkServers | None = None,
     ) -> None:
-        """`settings_for`: of each role, where they are not the same for all."""
+        """`settings_for`: of each role, where they are not the same for all; `fork_servers`: what
+        services are forked by, where they are."""
         self._settings_for = settings_for or (lambda _: settings)
         self._log_dir = log_dir
         self._status_dir = Path(tempfile.mkdtemp(prefix="pageant-status-"))
         weakref.finalize(self, shutil.rmtree, self._status_dir, ignore_errors=True)
         self._num_started = 0
-        self._status_files: dict[int, Path] = {}  # by process id
+        self._status_files = weakref.WeakKeyDictionary[Process, Path]()
+        self._fork_servers = fork_servers
         self._newest: dict[Role, Path] = {}
         if log_dir is not None:
             log_dir.mkdir(parents=True, exist_ok=True)
 
-    def __call__(self, role: Role) -> subprocess.Popen[bytes]:
+    def __call__(self, role: Role) -> Process:
         self._num_started += 1
         status_file = self._status_dir / f"{file_name(role)}.{self._num_started}"
-        environment = os.environ | settings_environment(settings_of(role, self._settings_for(role), status_file))
-        process = start([sys.executable, "-m", self._program(role)], environment, self.log_file(role))
-        self._status_files[process.pid] = self._newest[role] = status_file
+        environment = settings_environment(settings_of(role, self._settings_for(role), status_file))
+        process = self._begin(role, environment, self.log_file(role))
+        self._status_files[process] = self._newest[role] = status_file
         return process
+
+    def _begin(self, role: Role, environment: Mapping[str, str], log_file: Path | None) -> Process:
+        program, speculation = self._program(role), self._settings_for(role).speculation
+        begin = partial(start, [sys.executable, "-m", program], os.environ | environment, log_file)
+        if self._fork_servers is None:
+            return begin()
+        drafts = program == "services.draft" and speculation.has_service and speculation.draft != "ngram"
+        has_torch = drafts or program == "services.worker"
+        server = self._fork_servers.with_torch if has_torch else self._fork_servers.common
+        if log_file is None:
+            return server.fork(program, environment, 1, 2, begin)
+        with opened(log_file) as out:
+            return server.fork(program, environment, out.fileno(), out.fileno(), begin)
 
     def is_ready(self, child: ChildProcess) -> bool:
         """Whether a child lives and has joined the others."""
-        process = child.process
-        if not (isinstance(process, subprocess.Popen) and child.alive):
+        if child.process is None or not child.alive:
             return False
-        return read_status(self._status_files[process.pid]) == "READY"
+        return read_status(self._status_files[child.process]) == "READY"
 
     def waits_for(self, child: ChildProcess) -> str:
         """What a child that is not ready waits for, as far as it says."""
-        process = child.process
-        if not (isinstance(process, subprocess.Popen) and child.alive):
+        if child.process is None or not child.alive:
             return ""
         try:
-            return waits_path(self._status_files[process.pid]).read_text(encoding="utf-8", errors="replace")
+            return waits_path(self._status_files[child.process]).read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
 
     def _program(self, role: Role) -> str:
         is_placed = role.service == "worker" and self._settings_for(role).engine.executor == "ray"
-        return "services.worker.ray" if is_placed else f"services.{role.service}"
+        return RAY if is_placed else f"services.{role.service}"
 
     def log_file(self, role: Role) -> Path | None:
         return self._log_dir / f"{file_name(role)}.log" if self._log_dir is not None else None
@@ -105,8 +125,10 @@ def settings_of(role: Role, settings: Settings, status_file: Path) -> Settings:
     return settings.replace(share_port=True, **moved)
 
 
-def start(command: list[str], environment: dict[str, str], log_file: Path | None = None) -> subprocess.Popen[bytes]:
-    """Start a program that cannot outlive this one.
+def start(
+    command: list[str], environment: Mapping[str, str], log_file: Path | None = None, inherited: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    """Start a program that cannot outlive this one.  `inherited`: descriptors.
 
     It has its own process group, so that Ctrl-C reaches only us, but no session of its own: Linux shares out cores
     among sessions first (sched_autogroup), and a tokenizer's idle work would count for as much as a step.
@@ -115,8 +137,19 @@ def start(command: list[str], environment: dict[str, str], log_file: Path | None
     with contextlib.nullcontext() if log_file is None else opened(log_file) as out:
         err = None if out is None else subprocess.STDOUT
         return subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, process_group=0
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            process_group=0,
+            pass_fds=inherited,
         )
+
+
+def start_fork_servers() -> ForkServers:
+    """At the beginning of a command that will start services."""
+    return ForkServers(lambda command, environment, inherited: start(command, environment, inherited=inherited))
 
 
 def opened(log_file: Path) -> BinaryIO:

@@ -17,6 +17,7 @@ from services.cli.checks import Finding, examine, examine_model
 from services.cli.checks.settings import check_runtime
 from services.cli.cluster import on_cluster
 from services.cli.failures import one_line, words
+from services.cli.forking import ForkServers
 from services.cli.models.fleet import Fleet, ModelSettings
 from services.cli.models.keeper import COMPUTING
 from services.cli.orders import Fulfilment, OrderDesk
@@ -61,11 +62,12 @@ def serve(
     log_dir: Path | None,
     models: Sequence[FurtherModel] = (),
     worker_roles: Sequence[str] = (),
+    fork_servers: ForkServers | None = None,
 ) -> int:
     """Run until SIGTERM or Ctrl-C, or until a service says that it cannot work; returns the exit status.
 
     `cast`: the first model's processes, and those that all share; `models`: the others; `worker_roles`: of the first
-    model's workers, by index; of those beyond, the settings'."""
+    model's workers, by index; of those beyond, the settings'; `fork_servers`: what forks services."""
     try:
         settings = on_cluster(settings)
     except PageantError as error:
@@ -81,9 +83,11 @@ def serve(
     guard_standard_streams()
     settings = with_port(settings)
     raise_limit()
+    if fork_servers is not None and settings.engine.executor == "ray":
+        fork_servers.with_torch.close()  # its workers are elsewhere
     stopped = Interruption()
     own = ModelSettings(settings, worker_roles)
-    starter = Starter(settings, log_dir, own.of)
+    starter = Starter(settings, log_dir, own.of, fork_servers)
     supervisor = Supervisor(cast, starter, report=report, patience=settings.deployment.handover_timeout + KILL_AFTER)
     desk = OrderDesk(desk_path(settings.deployment.runtime_path))
     fleet = Fleet(own, supervisor, starter, report=report)

@@ -93,6 +93,11 @@ class ChildProcess:
     def alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        """0 where there is no process, or none yet."""
+        return getattr(self.process, "pid", 0) if self.alive else 0
+
 
 class Supervisor:
     """Invariant: every role has one live process, or waits for its restart, until it is dismissed, or until `stop` or

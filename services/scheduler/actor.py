@@ -115,6 +115,7 @@ class SchedulerActor(Actor):
     async def on_start(self) -> None:
         self.every(self.settings.deployment.heartbeat_interval, Tick())
         self.phase = LifePhase.READY
+        self.renew_status()
         log.info("ready", address=self.inbox.address)
 
     # -- requests

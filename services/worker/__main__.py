@@ -1,5 +1,6 @@
 """Run one worker: python -m services.worker"""
 
+import gc
 import sys
 
 from services.worker.rank_processes import start_early
@@ -8,9 +9,11 @@ from services.worker.rank_processes import start_early
 def main() -> int:
     ranks = start_early()
 
-    from services.worker.main import WorkerLives  # with torch, which takes a second: the other ranks import it too
+    gc.disable()  # collections amid an import are a sixth of its time, and find nothing
+    from services.worker.main import WorkerLives  # with torch, which takes seconds: the other ranks import it too
     from shared.actor import run_actor
 
+    gc.enable()
     lives = WorkerLives(ranks)
     while lives.goes_on(status := run_actor(lives.make)):
         pass

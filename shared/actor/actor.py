@@ -197,7 +197,11 @@ class Actor(ABC):
         elif self.stalled and not reason:
             log.info("stall_over")
         self.stalled = reason
-        self.status_file.say(STALLED if reason else self.status)
+        self.renew_status()
+
+    def renew_status(self) -> None:
+        """Also where the status may have changed between ticks: a supervisor waits for READY."""
+        self.status_file.say(STALLED if self.stalled else self.status)
 
     def _keep_place(self) -> None:
         """Restore the runtime directory after a deletion.  Raises ConfigError where it is another deployment's now."""

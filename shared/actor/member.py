@@ -210,6 +210,7 @@ class MemberActor(Actor):
             self.outbox.forget(member.address)
         if joined or left:
             self.on_roster(joined, left)
+        self.renew_status()
 
     def _disbelieve(self, roster: Roster) -> None:
         """Drop a roster of an earlier life, or of no scheduler.  Raises ProtocolError where its epoch is impossible."""

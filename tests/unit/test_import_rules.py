@@ -65,6 +65,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "services.scheduler.publishing": {"STDLIB", "msgspec", "structlog", "zmq", "shared.errors",
                                       "services.scheduler.blocks"},
+    "services.fork_server": {"STDLIB", "msgspec", "shared"},
     "services.simulator": {"STDLIB", "msgspec", "shared", "services.scheduler"},
     "services.draft": {"STDLIB", "msgspec", "structlog", "torch", "numpy", "shared", "engine", "kernels"},
     "services.worker": {"STDLIB", "msgspec", "structlog", "torch", "numpy", "tqdm", "shared", "engine", "kernels"},

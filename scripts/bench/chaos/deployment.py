@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 
 from scripts.bench.chaos.faults import Fault, FaultStage
-from services.cli.processes import METRICS_PORTS, PLACES, Starter
+from services.cli.processes import METRICS_PORTS, PLACES, Starter, start_fork_servers
 from services.cli.serve import free_port
 from services.cli.supervisor import KILL_AFTER, ChildProcess, Role, Supervisor
 from shared.config import Settings
@@ -41,7 +41,8 @@ class ChaosDeployment(FaultStage):
         super().__init__(f"{settings.gateway.host}:{settings.gateway.port}", counts)
         self._other = f"{settings.gateway.host}:{settings.gateway.port + 1}"
         self._settings = settings
-        self.starter = Starter(settings, log_dir, partial(settings_of, settings, num_prefill))
+        self.fork_servers = start_fork_servers()
+        self.starter = Starter(settings, log_dir, partial(settings_of, settings, num_prefill), self.fork_servers)
         self.num_fetched_tokens = 0  # that came to workers as blocks, in all lives of the scheduler
         self._num_fetched_before = 0  # of those, in this life
         self.supervisor = Supervisor(
@@ -92,8 +93,8 @@ class ChaosDeployment(FaultStage):
             self.signal(child, signal.SIGKILL if fault.is_deadly else signal.SIGCONT)
 
     async def _harm_rank(self, fault: Fault) -> None:
-        leaders = [child.process for child in self.supervisor.cast("worker") if child.alive]
-        pids = [pid for one in leaders if isinstance(one, subprocess.Popen) for pid in children_of(one.pid)]
+        leaders = [child.pid for child in self.supervisor.cast("worker") if child.pid]
+        pids = [pid for one in leaders for pid in children_of(one)]
         if not pids:
             return
         pid = pids[fault.which % len(pids)]
@@ -119,8 +120,8 @@ class ChaosDeployment(FaultStage):
                 await asyncio.sleep(TURN)
 
     def signal(self, child: ChildProcess, number: signal.Signals) -> None:
-        if isinstance(child.process, subprocess.Popen) and child.alive:
-            os.kill(child.process.pid, number)
+        if child.pid:
+            os.kill(child.pid, number)
 
 
 def settings_of(settings: Settings, num_prefill: int, role: Role) -> Settings:
@@ -156,6 +157,7 @@ async def deployed(
         for child in deployment.supervisor.children:
             deployment.signal(child, signal.SIGCONT)
         deployment.supervisor.stop(settings.deployment.drain_timeout)
+        deployment.fork_servers.close()
 
 
 def consecutive_ports() -> int:

@@ -223,6 +223,20 @@ async def test_the_status_file_is_renewed_while_the_loop_turns(tmp_path: Path) -
     write_status(QUICK.deployment, "READY")  # nothing is configured: nothing is written
 
 
+async def test_a_status_is_in_its_file_as_soon_as_a_process_has_joined(tmp_path: Path) -> None:
+    """A supervisor waits for it: the next tick would be half a second of each start."""
+    network = MemoryTransport()
+    slow = Settings.of(heartbeat_interval=60, heartbeat_timeout=120, stall_timeout=120)
+    files = [tmp_path / "scheduler", tmp_path / "member"]
+    scheduler = make_scheduler(network, slow.replace(status_file=str(files[0])))
+    member = Echo(network, slow.replace(status_file=str(files[1])))
+    tasks = [asyncio.create_task(actor.run()) for actor in (scheduler, member)]
+    await until(lambda: all(read_status(file) == "READY" for file in files))
+    for actor, task in zip((member, scheduler), reversed(tasks), strict=True):
+        actor.request_drain()
+        await task
+
+
 def test_a_status_is_written_over_the_one_before_and_the_file_never_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

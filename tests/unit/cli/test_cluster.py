@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
@@ -101,7 +102,7 @@ def test_workers_alone_are_started_by_way_of_ray(tmp_path: Path, monkeypatch: py
 
     def start(command: list[str], *_: Any) -> Any:
         started.append(command[-1])
-        return SimpleNamespace(pid=1)
+        return Mock(pid=1)
 
     monkeypatch.setattr("services.cli.processes.start", start)
     for settings in (RAY, Settings()):
@@ -137,7 +138,7 @@ def test_a_process_says_what_it_waits_for_beside_its_status_file(tmp_path: Path)
     with subprocess.Popen(["sleep", "60"]) as process:
         child.process = process
         file = tmp_path / "status"
-        starter._status_files[process.pid] = file
+        starter._status_files[process] = file
         own = Settings.of(status_file=str(file)).deployment
         assert starter.waits_for(child) == ""
         write_waits(own, "it needs 1 GPU")

@@ -1,0 +1,257 @@
+"""Real fork servers, which fork small programs of these tests."""
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.cli import forking
+from services.cli.forking import Adoption, ForkedProcess, ForkServer
+from services.cli.processes import start
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="fork servers need Linux")
+
+PROGRAM = """
+import json, os, pathlib, sys, time
+print(json.dumps({
+    "parent": os.getppid(), "group": os.getpgrp(), "pid": os.getpid(), "own": os.environ["OWN"],
+    "inherited": os.environ["INHERITED"], "arguments": sys.argv, "has_preloaded": "preloaded" in sys.modules,
+}))
+sys.stdout.flush()
+while not pathlib.Path(os.environ["OWN"]).exists():
+    time.sleep(0.005)
+sys.exit(3)
+"""
+SUPERVISOR = """
+import functools, sys, time
+from services.cli.forking import Adoption, ForkServer
+from services.cli.processes import start
+server = ForkServer("preloaded", lambda *words: start(*words[:2], inherited=words[2]), Adoption())
+child = server.fork("program", {"OWN": sys.argv[1]}, 1, 2, lambda: sys.exit("it was not forked"))
+while not child.pid:
+    child.poll()
+    time.sleep(0.005)
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+THREADED = """
+import threading, time
+threading.Thread(target=time.sleep, args=(60,)).start()
+"""
+SECONDS = 20.0
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+class Programs:
+    """A fork server of this process, and what it forks."""
+
+    def __init__(self, directory: Path, module: str = "preloaded") -> None:
+        self.directory = directory
+        self.end = directory / "end"  # once there is this file, programs end
+        self.servers: list[subprocess.Popen[bytes]] = []
+        self.adoption = Adoption()
+        self.server = ForkServer(module, self._start, self.adoption)
+        self.children: list[Any] = []
+        self.others: list[subprocess.Popen[bytes]] = []
+
+    def _start(
+        self, command: list[str], environment: Mapping[str, str], inherited: tuple[int, ...]
+    ) -> subprocess.Popen[bytes]:
+        self.servers.append(start(command, environment, inherited=inherited))
+        return self.servers[-1]
+
+    def fork(self) -> Any:
+        with (self.directory / "out").open("wb") as out:
+            child = self.server.fork("program", {"OWN": str(self.end)}, out.fileno(), out.fileno(), self.otherwise)
+        self.children.append(child)
+        return child
+
+    def otherwise(self) -> subprocess.Popen[bytes]:
+        self.others.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]))
+        return self.others[-1]
+
+    def said(self) -> dict[str, Any]:
+        until(lambda: (self.directory / "out").read_text().endswith("\n"))
+        found: dict[str, Any] = json.loads((self.directory / "out").read_text())
+        return found
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Programs]]:
+    (tmp_path / "program").mkdir()
+    (tmp_path / "program" / "__main__.py").write_text(PROGRAM)
+    (tmp_path / "program" / "__init__.py").touch()
+    (tmp_path / "preloaded.py").touch()
+    (tmp_path / "threaded.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()"
+    )
+    (tmp_path / "broken.py").write_text("import no_such_module")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    monkeypatch.setenv("INHERITED", "yes")
+    made = []
+
+    def make(module: str = "preloaded") -> Programs:
+        made.append(Programs(tmp_path, module))
+        return made[-1]
+
+    yield make
+    for programs in made:
+        for child in programs.children:
+            child.kill()
+        for child in programs.children:
+            until(partial(has_ended, child))
+        programs.server.close()
+        for other in programs.others:
+            other.kill()
+            other.wait()
+
+
+def test_what_is_forked_is_a_child_like_any_other(make: Callable[..., Programs]) -> None:
+    programs = make()
+    child = programs.fork()
+    said = programs.said()
+    until(lambda: child.poll() is None and child.pid)
+    command = [sys.executable, "-m", "program"]
+    assert said == {
+        "parent": os.getpid(),
+        "group": said["pid"],
+        "pid": child.pid,
+        "own": str(programs.end),
+        "inherited": "yes",
+        "arguments": [said["arguments"][0]],
+        "has_preloaded": True,
+    }
+    assert said["arguments"][0].endswith("program/__main__.py")
+    assert Path(f"/proc/{child.pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0") == [
+        word.encode() for word in command
+    ]
+    assert child.poll() is None and not is_subreaper()
+    programs.end.touch()
+    until(lambda: child.poll() is not None)
+    assert child.poll() == 3 and not programs.others
+
+
+def test_a_signal_that_ends_it_is_its_status(make: Callable[..., Programs]) -> None:
+    child = make().fork()
+    until(lambda: child.poll() is None and child.pid)
+    child.kill()
+    until(lambda: child.poll() is not None)
+    assert child.poll() == -signal.SIGKILL
+    child.send_signal(signal.SIGTERM)  # to nobody
+
+
+def test_the_death_of_a_fork_server_ends_no_other_process(make: Callable[..., Programs]) -> None:
+    programs = make()
+    first = programs.fork()
+    until(lambda: first.poll() is None and first.pid)
+    programs.servers[0].kill()
+    programs.servers[0].wait()
+    second = programs.fork()
+    until(lambda: second.poll() is None and second.pid)
+    assert first.poll() is None and len(programs.servers) == 2 and not programs.others
+
+
+def test_one_that_dies_before_it_has_forked_costs_a_start(make: Callable[..., Programs]) -> None:
+    programs = make()
+    programs.servers[0].send_signal(signal.SIGSTOP)
+    child = programs.fork()
+    assert child.poll() is None and child.pid == 0
+    programs.servers[0].kill()
+    until(lambda: child.poll() is None and child.pid)
+    assert child.pid == programs.others[0].pid and not is_subreaper()
+
+
+@pytest.mark.parametrize("module", ["threaded", "broken"])
+def test_what_cannot_fork_lets_services_be_started(make: Callable[..., Programs], module: str) -> None:
+    programs = make(module)
+    child = programs.fork()
+    until(lambda: child.poll() is None and child.pid)
+    assert child.pid == programs.others[0].pid
+
+
+def test_one_that_is_silent_is_not_waited_for_for_ever(
+    make: Callable[..., Programs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forking, "PATIENCE", 0.2)
+    programs = make()
+    programs.servers[0].send_signal(signal.SIGSTOP)
+    child = programs.fork()
+    until(lambda: child.poll() is None and child.pid)
+    assert child.pid == programs.others[0].pid and programs.servers[0].poll() == -signal.SIGKILL
+    programs.fork()
+    assert len(programs.servers) == 2, "another one for the next"
+
+
+def test_what_is_told_to_end_before_it_began_does_not_begin(make: Callable[..., Programs]) -> None:
+    programs = make()
+    programs.servers[0].send_signal(signal.SIGSTOP)
+    first = programs.fork()
+    first.send_signal(signal.SIGTERM)
+    assert first.poll() == -signal.SIGTERM and not is_subreaper()
+    second = programs.fork()
+    programs.servers[0].send_signal(signal.SIGCONT)
+    until(lambda: second.poll() is None and second.pid)
+    assert programs.said()["pid"] == second.pid and first.poll() == -signal.SIGTERM and not programs.others
+
+
+def test_orphans_are_adopted_while_any_is_awaited(make: Callable[..., Programs]) -> None:
+    programs = make()
+    programs.servers[0].send_signal(signal.SIGSTOP)
+    children: list[ForkedProcess] = [programs.fork(), programs.fork()]
+    children[0].kill()
+    assert is_subreaper()
+    children[1].kill()
+    assert not is_subreaper()
+
+
+def test_what_cannot_be_started_either_has_ended(
+    make: Callable[..., Programs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = make("broken")
+
+    def cannot() -> subprocess.Popen[bytes]:
+        raise OSError("no memory")
+
+    monkeypatch.setattr(programs, "otherwise", cannot)
+    child = programs.fork()
+    until(lambda: child.poll() is not None)
+    assert child.poll() == 1 and child.pid == 0
+
+
+def test_what_was_forked_dies_with_its_supervisor(make: Callable[..., Programs], tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SUPERVISOR, str(tmp_path / "end")], stdout=subprocess.PIPE
+    ) as supervisor:
+        assert supervisor.stdout is not None
+        words = [supervisor.stdout.readline() for _ in range(2)]  # the program's own line is among them
+        pid = next(int(line) for line in words if line.strip().isdigit())
+        assert Path(f"/proc/{pid}").exists()
+        supervisor.kill()
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
+
+
+def has_ended(child: Any) -> bool:
+    return child.poll() is not None
+
+
+def is_subreaper() -> bool:
+    found = ctypes.c_int(-1)
+    ctypes.CDLL(None).prctl(37, ctypes.byref(found))  # PR_GET_CHILD_SUBREAPER
+    return bool(found.value)
