@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,7 +26,7 @@ from shared.automata.vocabulary import Vocabulary
 from shared.grammar import GrammarKind
 from shared.idle_time import take_idle_time_only
 from shared.messages.steps import AdmittedSequence
-from shared.packing import unpack_tokens
+from shared.packing import LANE, unpack_tokens
 
 log = structlog.get_logger()
 
@@ -133,10 +134,12 @@ class RowAutomata:
         self.patience = patience
         self._vocab_size = vocab_size
         self._load = load
-        self._vocabularies: dict[tuple[int, ...], Vocabulary] = {}
-        self._ready: OrderedDict[str, Automaton] = OrderedDict()  # used by the building thread alone
+        self._known = threading.Lock()  # of the next two, which building threads share
+        self._vocabulary: Vocabulary | None = None  # the last one
+        self._ready: OrderedDict[str, Automaton] = OrderedDict()  # at their starts, for that vocabulary
         self._rows: dict[int, Held] = {}
         self._builders: ThreadPoolExecutor | None = None
+        self._resumers: ThreadPoolExecutor | None = None
         self._followers: ThreadPoolExecutor | None = None
 
     def __bool__(self) -> bool:
@@ -165,7 +168,9 @@ class RowAutomata:
         min_length = sequence.num_prompt_tokens + params.min_tokens
         eos = tuple(sequence.eos_token_ids)
         ends = Ends(eos, tuple(params.stop_token_ids), min_length, params.ignore_eos)
-        return Held(ends, self._building().submit(self._build, sequence, ends))
+        has_output = len(sequence.token_ids) // LANE > sequence.num_prompt_tokens
+        threads = self._resuming() if has_output else self._building()
+        return Held(ends, threads.submit(self._build, sequence, ends))
 
     def _without_grammar(self, sequence: AdmittedSequence) -> Held:
         """A budget alone takes no time, and leaves ends as they are."""
@@ -207,7 +212,7 @@ class RowAutomata:
         found = self._thread_for(standing).submit(_try, standing, held.ends, draft_token_ids)
         held.trial = Trial(draft_token_ids, found)
 
-    # -- in the building thread
+    # -- in the building threads
 
     def _build(self, sequence: AdmittedSequence, ends: Ends) -> Standing:
         grammar = sequence.params.grammar
@@ -227,22 +232,35 @@ class RowAutomata:
 
     def _pristine(self, text: str, eos_token_ids: tuple[int, ...]) -> Automaton:
         """An automaton at its start, for the model's vocabulary with these ends of sequence."""
-        if eos_token_ids not in self._vocabularies:
-            self._vocabularies = {eos_token_ids: self._loaded(eos_token_ids)}
-            self._ready.clear()
-        if text not in self._ready:
-            self._ready[text] = make_automaton(self._vocabularies[eos_token_ids], text)
+        vocabulary = self._vocabulary_with(eos_token_ids)
+        with self._known:
+            found = self._ready.get(text)
+        if found is None or found.vocabulary is not vocabulary:
+            found = make_automaton(vocabulary, text)
+        with self._known:
+            self._ready[text] = found
+            self._ready.move_to_end(text)
             if len(self._ready) > MAX_GRAMMARS:
                 self._ready.popitem(last=False)
-        self._ready.move_to_end(text)
-        return self._ready[text]
+        return found
 
-    def _loaded(self, eos_token_ids: tuple[int, ...]) -> Vocabulary:
-        """In a thread of its own: it is work of the server's, once, and should not wait for idle time."""
-        with ThreadPoolExecutor(1, "vocabulary") as loader:
-            return loader.submit(self._load, eos_token_ids).result()
+    def _vocabulary_with(self, eos_token_ids: tuple[int, ...]) -> Vocabulary:
+        with self._known:
+            found = self._vocabulary
+        if found is None or found.eos_token_ids != eos_token_ids:
+            with ThreadPoolExecutor(1, "vocabulary") as loader:  # it should not wait for idle time, as this thread may
+                found = loader.submit(self._load, eos_token_ids).result()
+            with self._known:
+                self._vocabulary = found
+        return found
 
     # -- the threads: none where no request has asked
+
+    def _resuming(self) -> ThreadPoolExecutor:
+        """A stream that has begun elsewhere waits for its automaton, which was followed there."""
+        if self._resumers is None:
+            self._resumers = ThreadPoolExecutor(1, "resuming")
+        return self._resumers
 
     def _thread_for(self, standing: Standing) -> ThreadPoolExecutor:
         """A row whose last step was costly is followed in idle time only."""

@@ -72,6 +72,7 @@ class ModelRunner:
         adapters: AdapterBank | None = None,
         classifier: Classifier | None = None,
         drafter: Drafter | None = None,
+        idle: IdleTime | None = None,
     ) -> None:
         """`fingerprint`: what it computes with; `no_native`: why that is torch where native kernels would be faster."""
         self.capacity = capacity
@@ -86,15 +87,14 @@ class ModelRunner:
         self._table = table
         self._sampler = sampler
         self._verification = Verification(sampler)
-        self._automata = (
-            RowAutomata(without_vocabulary, vocab_size=capacity.vocab_size) if automata is None else automata
-        )
+        without_grammars = RowAutomata(without_vocabulary, vocab_size=capacity.vocab_size)
+        self._automata = without_grammars if automata is None else automata
         self._pools = RowPools(classifier)
         self._deferred = DeferredVerification(table)
         self._pool = pool
         sizes = [one.num_blocks for one in pool.sliding]
         self._fence = BlockFence(table.num_rows, pool.num_blocks, pool.block_size, sizes)
-        self._idle = IdleTime()
+        self._idle = idle or IdleTime()
         queue = model if isinstance(model, QueuesSteps) and table.states is None and drafter is None else None
         self._queued = QueuedSteps(queue, table, self._idle)
         self._backings = [PageBacking(one.tensors, one.num_blocks, self._idle) for one in (pool, *pool.sliding)]

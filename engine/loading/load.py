@@ -35,15 +35,16 @@ from engine.loading.ranks import Ranks, join
 from engine.loading.reading import KeptPart, read_model
 from engine.loading.stages import StageRanks, join_ranked_stages, join_stages
 from engine.loading.torch_ranks import join_torch
+from engine.loading.vocabulary import GrammarVocabulary
 from engine.lora.adapter import LoraAdapter, Take, read_adapter
 from engine.modeling.kv_pool import KVPool
 from engine.modeling.model import HoldsAdapters, KeepsStates, Model
+from engine.modeling.pool_backing import IdleTime
 from engine.modeling.torch_ranks import TorchRankDecoder
 from engine.sampling.sampler import Sampler
 from engine.weights.digest import DigestMemory, user_memory
 from engine.weights.formats import name_of
 from engine.weights.source import Progress, open_weights
-from shared.automata.vocabulary import Vocabulary, load_vocabulary
 from shared.config import AdapterSettings, MemorySettings, Settings
 from shared.errors import ConfigError
 from shared.messages.control import SlidingPool, WorkerCapacity
@@ -75,18 +76,25 @@ def load_runner(
     has_windows: bool = True,
     ranks: Ranks | StageRanks | None = None,
     kept: KeptPart | None = None,
+    prepares: bool = False,
 ) -> ModelRunner:
-    """A runner ready for plans; `has_windows`, `ranks` and `kept` as in `load_model`.
+    """A runner ready for plans; `has_windows`, `ranks` and `kept` as in `load_model`.  `prepares`: it does in idle time
+    what the first request with a grammar would wait for.
 
     Raises ModelError for the checkpoint's faults, ConfigError for the settings'.
     """
     loaded = load_model(
         settings, progress=progress, digests=user_memory(), has_windows=has_windows, ranks=ranks, kept=kept
     )
-    return make_runner(settings, loaded)
+    return make_runner(settings, loaded, prepares=prepares)
 
 
-def make_runner(settings: Settings, loaded: LoadedModel) -> ModelRunner:
+def make_runner(settings: Settings, loaded: LoadedModel, *, prepares: bool = False) -> ModelRunner:
+    idle = IdleTime()
+    idle.pause()  # until an epoch begins
+    vocabulary = GrammarVocabulary(resolve_model_dir(settings.engine.model), loaded.model.spec.vocab_size)
+    if prepares:
+        vocabulary.prepare(idle)
     capacity = WorkerCapacity(
         num_blocks=loaded.plan.num_blocks,
         sliding=[SlidingPool(window, num_blocks) for window, num_blocks in loaded.plan.windows],
@@ -115,14 +123,9 @@ def make_runner(settings: Settings, loaded: LoadedModel) -> ModelRunner:
         adapters=loaded.adapters,
         classifier=loaded.classifier,
         drafter=loaded.drafter,
-        automata=RowAutomata(
-            partial(_load_vocabulary, settings.engine.model, capacity.vocab_size), vocab_size=capacity.vocab_size
-        ),
+        automata=RowAutomata(vocabulary, vocab_size=capacity.vocab_size),
+        idle=idle,
     )
-
-
-def _load_vocabulary(model: str, size: int, eos_token_ids: Sequence[int]) -> Vocabulary:
-    return load_vocabulary(resolve_model_dir(model), size, eos_token_ids)
 
 
 def load_model(

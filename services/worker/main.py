@@ -89,7 +89,7 @@ def make(
     group = make_group(settings, ranks or Started(), on_failure=wake)
 
     def load() -> ModelRunner:
-        return load_runner(settings, ranks=group, kept=None if group is None else kept)
+        return load_runner(settings, ranks=group, kept=None if group is None else kept, prepares=True)
 
     actor = WorkerActor(transport, settings, load, thread_steps, thread_loading, group)
     return actor

@@ -211,6 +211,18 @@ def test_what_takes_idle_time_keeps_nobody_waiting() -> None:
         assert held.allowed(yes.token_ids) is not None
 
 
+def test_a_stream_that_goes_on_does_not_wait_for_idle_time(automata: RowAutomata) -> None:
+    free = threading.Event()
+    automata._building().submit(free.wait, 20)  # all idle time is taken
+    more = compiled(GrammarKind.REGEX, "ab")
+    automata.admit(sequence(0, more))
+    assert allowed(held_of(automata, sequence(1, more, "a"))) == [{"b"}]
+    begins = automata.of(0)
+    assert begins is not None and not begins.is_ready
+    free.set()
+    begins.standing.result(20)
+
+
 def finished(standing: Standing) -> Future[Standing]:
     made: Future[Standing] = Future()
     made.set_result(standing)

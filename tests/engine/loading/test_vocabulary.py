@@ -1,0 +1,72 @@
+"""The vocabulary is read in idle time, once, for the ends that the checkpoint names."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from engine.loading import vocabulary
+from engine.loading.vocabulary import GrammarVocabulary
+from engine.modeling.pool_backing import IdleTime
+from shared.automata.limits import GrammarError
+from shared.automata.vocabulary import Vocabulary, load_vocabulary
+from shared.tokenization import load_tokenizer
+
+MODEL = Path(__file__).resolve().parents[3] / "models" / "pageant-stories"
+SIZE = 4096
+ENDS = load_tokenizer(MODEL).defaults.eos_token_ids
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The ends of each vocabulary that was read."""
+    made: list[list[int]] = []
+
+    def load(directory: Path, size: int, eos_token_ids: Sequence[int]) -> Vocabulary:
+        made.append(list(eos_token_ids))
+        return load_vocabulary(directory, size, eos_token_ids)
+
+    monkeypatch.setattr(vocabulary, "load_vocabulary", load)
+    return made
+
+
+def until_read() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "vocabulary":
+            thread.join(20)
+
+
+def test_it_is_read_once_nothing_computes_and_then_there(loads: list[list[int]]) -> None:
+    idle, made = IdleTime(), GrammarVocabulary(MODEL, SIZE)
+    idle.pause()
+    made.prepare(idle)
+    time.sleep(0.2)
+    assert loads == [], "a step computes"
+    idle.go_on()
+    until_read()
+    assert loads == [ENDS]
+    assert made(ENDS) is made(ENDS) and loads == [ENDS]
+    other = made([*ENDS, 5])
+    assert other.eos_token_ids == (*ENDS, 5) and len(loads) == 2
+
+
+def test_a_request_does_not_wait_for_idle_time(loads: list[list[int]]) -> None:
+    idle, made = IdleTime(), GrammarVocabulary(MODEL, SIZE)
+    idle.pause()
+    made.prepare(idle)
+    found = made(ENDS)
+    idle.go_on(0)
+    until_read()
+    assert made(ENDS) is found and loads == [ENDS], "it was not read again"
+
+
+def test_a_checkpoint_without_a_tokenizer_refuses_grammars_alone(tmp_path: Path) -> None:
+    made = GrammarVocabulary(tmp_path, SIZE)
+    made.prepare(IdleTime())
+    until_read()
+    with pytest.raises(GrammarError):
+        made([1])
