@@ -1,7 +1,18 @@
-"""What the exit statuses of Pageant's processes mean, to supervisors and to scripts."""
+"""What exit statuses mean, to supervisors and to scripts; and how processes end that have torch."""
 
 from __future__ import annotations
+
+import atexit
+import os
+from typing import NoReturn
 
 EXIT_FATAL = 70  # EX_SOFTWARE: the supervisor starts a new instance; of a command: a defect
 EXIT_CONFIG = 78  # EX_CONFIG: starting again would not help
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
+
+
+def leave(status: int) -> NoReturn:
+    """End the process, with what is to be done at its end, but without the interpreter's own: that takes torch apart,
+    which costs 0.4 s of a core beside the streams that go on in other processes."""
+    atexit._run_exitfuncs()
+    os._exit(status)

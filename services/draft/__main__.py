@@ -1,8 +1,7 @@
 """Run one draft: python -m services.draft"""
 
-import sys
-
 from services.draft.main import make
 from shared.actor import run_actor
+from shared.exit_status import leave
 
-sys.exit(run_actor(make))
+leave(run_actor(make))

@@ -1,9 +1,9 @@
 """Run one worker: python -m services.worker"""
 
 import gc
-import sys
 
 from services.worker.rank_processes import start_early
+from shared.exit_status import leave
 
 
 def main() -> int:
@@ -21,4 +21,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -28,7 +28,7 @@ from kernels.cpu.ranks import why_ended
 from services.worker.group_sockets import GroupSocket, close_all
 from shared.config import Settings, load_settings
 from shared.errors import FatalError, PageantError
-from shared.exit_status import EXIT_CONFIG, EXIT_FATAL
+from shared.exit_status import EXIT_CONFIG, EXIT_FATAL, leave
 from shared.logging import setup_logging
 from shared.ranks.channel import Channel
 
@@ -105,4 +105,4 @@ def _load(settings: Settings, whole: FollowingRank | StageRanks, kept: KeptPart,
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

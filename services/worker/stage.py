@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from services.worker.group_sockets import GroupSocket
 from services.worker.rank_processes import start_stage
 from shared.config import Settings, load_settings
-from shared.exit_status import EXIT_FATAL
+from shared.exit_status import EXIT_FATAL, leave
 from shared.logging import setup_logging
 from shared.ranks.channel import Channel
 
@@ -68,4 +68,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

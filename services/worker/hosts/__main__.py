@@ -16,7 +16,7 @@ from services.worker.stage import lead_stage
 from shared.actor.status import write_last_words, write_status
 from shared.config import DeploymentSettings, Settings, load_settings
 from shared.errors import FatalError, PageantError
-from shared.exit_status import EXIT_CONFIG, EXIT_FATAL
+from shared.exit_status import EXIT_CONFIG, EXIT_FATAL, leave
 from shared.logging import setup_logging
 from shared.ranks.channel import SILENCE
 from shared.ranks.handshake import group_key
@@ -89,4 +89,4 @@ def _keep_status(settings: DeploymentSettings) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
