@@ -74,9 +74,7 @@ class QueuedSteps:
         if held is None or held.helds or not self.is_on:
             return None
         schedule = held.schedule
-        if schedule.drafts is not None or schedule.batch.adapters is not None:
-            return None
-        if len(schedule.scored) or len(schedule.pooled):
+        if schedule.drafts is not None or len(schedule.scored) or len(schedule.pooled):
             return None
         return schedule if self._table.columns.raw[schedule.positions.rows].all() else None
 

@@ -174,8 +174,9 @@ class ModelRunner:
         schedule = self._queued.taken(begun.held)
         if schedule is None or self._queued.is_short(schedule):
             return None
-        self._adapters_stay.release()  # it has none
-        return self._queued.put(begun.plan, begun.fenced, schedule)
+        pending = self._queued.put(begun.plan, begun.fenced, schedule)
+        self._adapters_stay.release()  # what it names stays: the model drops nothing before its end
+        return pending
 
     def call(self) -> None:
         """From any thread: one that waits for a step that is queued, or is about to, does not."""
@@ -378,9 +379,8 @@ class ModelRunner:
             targets = self._table.tokens[row, first : first + count]
             asked = np.full(count, int(columns.prompt_logprobs[row]))
             adapters = self._head_adapters(np.full(count, row))
-            found[entry] = score_rows(
-                partial(self._logits_of, states, adapters), targets, asked, self._table.vocab_size
-            )
+            logits = partial(self._logits_of, states, adapters)
+            found[entry] = score_rows(logits, targets, asked, self._table.vocab_size)
         return found
 
     def _logits_of(

@@ -157,6 +157,7 @@ class NativeDecoder:
 
     def drop_adapter(self, place: int) -> None:
         assert self._adapters is not None
+        self._queue.wait()  # for steps that may name it
         self._adapters.drop(place)
 
     def forward(self, batch: StepBatch) -> Tensor:

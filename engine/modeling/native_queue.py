@@ -29,10 +29,15 @@ class StepQueue:
     ) -> QueuedStep:
         """Waits for the oldest step where there are too many."""
         columns = self._take(batch)
-        step = columns.fill(batch.rows, batch.computed, batch.scheduled, batch.wanted)
+        step = columns.fill(batch.rows, batch.computed, batch.scheduled, batch.wanted, batch.adapters)
         queued = self._native.queue(model, step, batch.num_wanted, sampled, owner, columns)
         self._used.append((columns, queued.number))
         return queued
+
+    def wait(self) -> None:
+        """For all steps; from any thread."""
+        if self._used:
+            self._native.await_step(self._used[-1][1])
 
     def _take(self, batch: StepBatch) -> StepColumns:
         if len(self._used) == MOST:

@@ -128,15 +128,19 @@ extern "C" void pg_greedy(const PgModel *model, const float *hidden, int64_t m, 
 // Of each wanted row of a step, the token that its sequence takes.
 static void take_tokens(const PgModel &m, const PgStep &s, const PgSampling &sampling, const float *hidden, int64_t *ids) {
     const int64_t vocab = m.vocab;
-    std::vector<int64_t> seqs;
+    std::vector<int64_t> seqs, of_rows;
     bool greedy = true;
-    for (int64_t i = 0; i < s.num_seqs; i++)
-        if (s.wanted[i]) seqs.push_back(i), greedy &= is_greedy(sampling, i);
+    for (int64_t i = 0; i < s.num_seqs; i++) {
+        if (!s.wanted[i]) continue;
+        seqs.push_back(i), greedy &= is_greedy(sampling, i);
+        if (s.adapters) of_rows.push_back(s.adapters[i]);
+    }
+    const int64_t *adapters = s.adapters ? of_rows.data() : nullptr;
     const int64_t rows = (int64_t)seqs.size();
     if (!rows) return;
-    if (greedy) return pg_greedy(&m, hidden, rows, nullptr, ids);
+    if (greedy) return pg_greedy(&m, hidden, rows, adapters, ids);
     float *logits = drawn_from.get<float>(rows * vocab);
-    pg_logits(&m, hidden, rows, nullptr, logits);
+    pg_logits(&m, hidden, rows, adapters, logits);
     parallel([&](Member &member) {
         member.for_each(rows, 1, [&](int64_t row, int64_t) {
             const int64_t i = seqs[row];
