@@ -78,9 +78,9 @@ class QueuedSteps:
             return None
         return schedule if self._table.columns.raw[schedule.positions.rows].all() else None
 
-    def is_short(self, schedule: Schedule) -> bool:
+    def is_short(self, plan: StepPlan) -> bool:
         """As far as is known."""
-        return self._seconds.get(_size(schedule), SHORT) < SHORT
+        return self._seconds.get(_size(plan), SHORT) < SHORT
 
     def put(self, plan: StepPlan, fenced: list[RefusedRow], schedule: Schedule) -> PendingResult:
         """Queue what is `taken`."""
@@ -90,7 +90,7 @@ class QueuedSteps:
         self._rows.update(plan.rows)
         self._count(schedule)
         sampled = SampledTokens(schedule, None, step.token_ids, None, step)
-        has_ended, seconds = partial(self._model.has_ended, step), partial(self._end, step, schedule)
+        has_ended, seconds = partial(self._model.has_ended, step), partial(self._end, step, _size(plan))
         return PendingResult(partial(make_result, plan, fenced, _outputs(sampled)), seconds, has_ended)
 
     def compute(self, plan: StepPlan, fenced: list[RefusedRow], schedule: Schedule) -> PendingResult:
@@ -98,7 +98,7 @@ class QueuedSteps:
         assert self._model is not None
         begin = time.perf_counter()
         token_ids = self._model.take(schedule.batch, self._sampled(schedule))
-        self._seconds[_size(schedule)] = seconds = time.perf_counter() - begin
+        self._seconds[_size(plan)] = seconds = time.perf_counter() - begin
         self._count(schedule)
         sampled = SampledTokens(schedule, None, token_ids, None)
         return PendingResult(partial(make_result, plan, fenced, _outputs(sampled)), lambda: seconds)
@@ -113,17 +113,17 @@ class QueuedSteps:
         self._table.num_computed[batch.rows] = batch.computed + batch.scheduled
         self._table.num_tokens[schedule.positions.rows] = schedule.positions.lengths + 1
 
-    def _end(self, step: QueuedStep, schedule: Schedule) -> float:
+    def _end(self, step: QueuedStep, size: int) -> float:
         """Its seconds, which are waited for."""
-        self._seconds[_size(schedule)] = seconds = step.seconds()
+        self._seconds[size] = seconds = step.seconds()
         if step is self._last:
             self._forget()
             self._idle.go_on()
         return seconds
 
 
-def _size(schedule: Schedule) -> int:
-    return int(schedule.batch.scheduled.sum()).bit_length()
+def _size(plan: StepPlan) -> int:
+    return sum(plan.num_scheduled_tokens).bit_length()
 
 
 def _outputs(sampled: SampledTokens) -> StepOutputs:

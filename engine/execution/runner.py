@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import torch
 from torch import Tensor
 
 from engine.execution.adapters import AdapterBank, NoLock
@@ -21,6 +20,7 @@ from engine.execution.block_fence import BlockFence
 from engine.execution.constrained_step import ConstrainedStep, cut_drafts
 from engine.execution.deferred_verification import DeferredVerification
 from engine.execution.drafts import Drafter
+from engine.execution.inference import in_inference_mode
 from engine.execution.partial import without
 from engine.execution.pending_result import PendingResult, StepTimer, start_timer
 from engine.execution.pooling import Classifier, RowPools
@@ -128,7 +128,7 @@ class ModelRunner:
         """Refuse the entries that contradict their row's state.  Raises FatalError on a malformed plan."""
         return self.launch(plan).finish()
 
-    @torch.inference_mode()
+    @in_inference_mode
     def launch(self, plan: StepPlan) -> PendingResult:
         """The same, but does not wait for its end where it need not."""
         self._idle.pause()
@@ -139,7 +139,7 @@ class ModelRunner:
             if self._queued.is_empty:
                 self._idle.go_on()
 
-    @torch.inference_mode()
+    @in_inference_mode
     def begin(self, plan: StepPlan) -> BegunStep:
         """The part of `launch` that needs no result of the model: of a pipeline, whose first stages compute behind it,
         and of steps that are queued.  A pipeline's steps that are begun, and not finished, have no row in common."""
@@ -151,7 +151,7 @@ class ModelRunner:
             self._adapters_stay.release()
             raise
 
-    @torch.inference_mode()
+    @in_inference_mode
     def finish(self, begun: BegunStep) -> StepResult:
         """Of the step that was begun first."""
         self._idle.pause()
@@ -168,11 +168,11 @@ class ModelRunner:
         """Whether steps that are queued have to end before this one is begun."""
         return self._queued.disturbs(plan)
 
-    @torch.inference_mode()
+    @in_inference_mode
     def queue(self, begun: BegunStep) -> PendingResult | None:
         """None where the step is short, or the host has to look at what it computes: it is one for `finish`."""
         schedule = self._queued.taken(begun.held)
-        if schedule is None or self._queued.is_short(schedule):
+        if schedule is None or self._queued.is_short(begun.plan):
             return None
         pending = self._queued.put(begun.plan, begun.fenced, schedule)
         self._adapters_stay.release()  # what it names stays: the model drops nothing before its end
@@ -295,7 +295,7 @@ class ModelRunner:
     ) -> tuple[SampledTokens, SampledScores | None]:
         batch, columns = schedule.positions, self._table.columns
         if len(batch.rows) == 0:
-            return SampledTokens(schedule, missing, torch.empty(0, dtype=torch.int64), None), None
+            return SampledTokens(schedule, missing, self._table.tokens[0, :0], None), None
         if len(schedule.scored) or len(schedule.pooled):
             hidden = hidden[to_device(schedule.sampled_places(), hidden.device)]
         if np.count_nonzero(columns.plain[batch.rows]) == len(batch.rows):

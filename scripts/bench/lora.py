@@ -16,7 +16,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ from statistics import median
 import structlog
 import torch
 
+from engine.execution.pending_result import PendingResult
 from engine.execution.runner import ModelRunner
 from engine.loading.load import load_runner
 from scripts.bench.common.adapters import write_adapter
@@ -35,12 +36,22 @@ from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.policy import Policy
 from services.worker.adapters import AdapterLoading
 from shared.config import Settings
-from shared.messages import Adapter, AdaptersHeld, AddRequest, LoadAdapter, RequestHeader, UnloadAdapter
+from shared.messages import (
+    Adapter,
+    AdaptersHeld,
+    AddRequest,
+    LoadAdapter,
+    RequestHeader,
+    StepPlan,
+    StepResult,
+    UnloadAdapter,
+)
 from shared.metrics import percentile
 from shared.packing import pack_tokens
 from shared.sampling import GenerationDefaults, SamplingParams
 
 STREAMS, PROMPT = 32, 16
+IN_FLIGHT = 2  # steps
 TARGETS = {1: 0.90, 8: 0.85, 32: 0.80}  # of the base's tokens per second, by adapters
 LOAD_TARGET = 100.0  # milliseconds, from the order to the first step
 NUM_LOADS = 8  # of a round
@@ -100,11 +111,10 @@ class Deployment:
         awaited, begun, before = "", 0.0, 0.0
         reading: Future[list[AdaptersHeld]] | None = None
         with ThreadPoolExecutor(1) as thread:
-            while plan := self.core.schedule("w"):
+            for plan, _, launched in self._steps():
                 if awaited and plan.admitted:
                     awaited = ""
-                    found.first_steps.append(time.perf_counter() - begun)
-                self.core.apply("w", self.runner.run(plan))
+                    found.first_steps.append(launched - begun)
                 now = time.perf_counter()
                 if before:
                     found.pauses.append(now - before)
@@ -126,6 +136,19 @@ class Deployment:
         self.core.outbound.take_batches()
         return found
 
+    def _steps(self) -> Iterator[tuple[StepPlan, StepResult, float]]:
+        """Each with when it was launched.  One is launched before the result of the one before it, as in a worker."""
+        pending: deque[tuple[StepPlan, PendingResult, float]] = deque()
+        while True:
+            while len(pending) < IN_FLIGHT and (plan := self.core.schedule("w")):
+                pending.append((plan, self.runner.launch(plan), time.perf_counter()))
+            if not pending:
+                return
+            plan, launched, began = pending.popleft()
+            result = launched.finish()
+            self.core.apply("w", result)
+            yield plan, result, began
+
     def _ask(self, place: int, adapter: Adapter | None, num_tokens: int) -> str:
         params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
         self._num_asked += 1
@@ -140,9 +163,7 @@ class Deployment:
         for place, adapter in enumerate(adapters):
             self._ask(place, adapter, num_tokens)
         begin, count = 0.0, 0
-        while plan := self.core.schedule("w"):
-            result = self.runner.run(plan)
-            self.core.apply("w", result)
+        for plan, result, _ in self._steps():
             if begin:
                 count += len(result.sampled_token_ids)
             elif max(plan.num_scheduled_tokens) == 1:

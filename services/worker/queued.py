@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
+import torch
+
 from services.worker.block_desk import BlockDesk
 from services.worker.plan_sequencer import PlanSequencer, RowHolder, Work, note_refused
 from services.worker.progress import StepWatch
@@ -125,7 +127,7 @@ class QueuedPlans(ThreadExecutor[Work]):
         self.watch = StepWatch()
         self._steps = QueuedComputation(runner, self.watch)
         self._call = runner.call
-        super().__init__(self._steps, transport, name="step", on_failure=on_failure)
+        super().__init__(self._steps, transport, name="step", on_failure=on_failure, within=torch.inference_mode)
 
     def submit(self, work: Work) -> None:
         super().submit(work)

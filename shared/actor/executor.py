@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Generic, Protocol, TypeVar
 
 import structlog
@@ -66,13 +67,20 @@ class ThreadExecutor(Generic[W]):
     """Computes in one thread with a socket of its own, so that the event loop never waits for a computation."""
 
     def __init__(
-        self, computation: Computation[W], transport: Transport, *, name: str, on_failure: Callable[[], None]
+        self,
+        computation: Computation[W],
+        transport: Transport,
+        *,
+        name: str,
+        on_failure: Callable[[], None],
+        within: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """`on_failure` is called in the thread, once `failure` is set."""
+        """`on_failure` is called in the thread, once `failure` is set; `within`: what the thread is in all its life."""
         self.failure: BaseException | None = None
         self._computation = computation
         self._name = name
         self._on_failure = on_failure
+        self._within = within
         self._work: queue.SimpleQueue[W | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, args=(transport,), name=name, daemon=True)
         self._thread.start()
@@ -90,8 +98,9 @@ class ThreadExecutor(Generic[W]):
     def _loop(self, transport: Transport) -> None:
         outbox = transport.outbox()
         try:
-            while self._catch_up():
-                _send(self._computation.turn(), outbox, transport.scheduler_address)
+            with self._within():
+                while self._catch_up():
+                    _send(self._computation.turn(), outbox, transport.scheduler_address)
         except BaseException as error:
             log.exception(f"{self._name}_failed")
             self.failure = error

@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -59,9 +60,8 @@ def test_the_same_tokens_as_one_by_one(directory: Path, monkeypatch: pytest.Monk
     expected.generate(COUNT + 1)
     runner, _ = make(directory)
     driver = begin(runner, digests, CASES)
-    queued: list[Any] = []
-    queue = runner._model.queue  # type: ignore[attr-defined]
-    monkeypatch.setattr(runner._model, "queue", lambda *given: queued.append(given) or queue(*given))
+    queue = Mock(wraps=runner._model.queue)  # type: ignore[attr-defined]
+    monkeypatch.setattr(runner._model, "queue", queue)
     pending: deque[PendingResult] = deque()
     found: list[list[int]] = []
     for _ in range(COUNT):
@@ -69,7 +69,7 @@ def test_the_same_tokens_as_one_by_one(directory: Path, monkeypatch: pytest.Monk
         if len(pending) > 2:
             found.append(pending.popleft().finish().sampled_token_ids)
     found += [one.finish().sampled_token_ids for one in pending]
-    assert len(queued) == COUNT
+    assert queue.call_count == COUNT
     for row, live in expected.live.items():
         assert [step[row] for step in found] == live.token_ids[live.num_prompt + 1 :][:COUNT], CASES[row]
 
@@ -86,7 +86,12 @@ def test_an_adapter_is_dropped_behind_the_step_that_names_it(directory: Path, mo
     seen: list[int] = []
     adapters: Any = runner._model._adapters  # type: ignore[attr-defined]
     drop = adapters.drop
-    monkeypatch.setattr(adapters, "drop", lambda one: seen.append(int(tokens[0, place])) or drop(one))
+
+    def seeing(one: int) -> None:
+        seen.append(int(tokens[0, place]))
+        drop(one)
+
+    monkeypatch.setattr(adapters, "drop", seeing)
     occupied = occupy(make_runner(BUNDLED, "native", dtype="float32", max_num_seqs=1))
     pending = launch(runner, driver)
     assert runner.adapters is not None
