@@ -247,6 +247,16 @@ def test_what_was_forked_dies_with_its_supervisor(make: Callable[..., Programs],
         until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
 
 
+@pytest.mark.parametrize("module", [forking.COMMON, forking.WITH_TORCH])
+def test_imports_start_no_thread_and_touch_no_gpu(module: str) -> None:
+    """Else nothing could be forked, and every service would be started in the usual way."""
+    code = f"import os, sys, {module}; print(len(os.listdir('/proc/self/task')), 'triton' in sys.modules)\n"
+    code += "torch = sys.modules.get('torch'); print(torch is not None and torch.cuda.is_initialized())"
+    environment = os.environ | forking.ONE_THREAD
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "False", "False"]
+
+
 def has_ended(child: Any) -> bool:
     return child.poll() is not None
 
