@@ -192,7 +192,10 @@ class OwnChild:
     def poll(self) -> int | None:
         """The exit status, negative for the signal that ended it, or None while it lives."""
         if self._status is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # SIGCHLD is ignored, as our parent did: it has ended, and how is lost
+                pid, status = self.pid, 0
             self._status = os.waitstatus_to_exitcode(status) if pid else None
         return self._status
 

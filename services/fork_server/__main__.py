@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import gc
 import os
@@ -33,12 +32,19 @@ def serve(end: socket.socket) -> ForkOrder | None:
         if not words:
             return None
         order = msgspec.json.decode(words, type=ForkOrder)
-        with contextlib.suppress(OSError):  # no process to be had: the supervisor sees that the socket is closed
-            if has_one_thread() and fork_twice():
-                become(order, *descriptors)
-                return order
+        if forked():
+            become(order, *descriptors)
+            return order
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def forked() -> bool:
+    """Whether this is the new process.  Where there can be none, the supervisor sees that its socket is closed."""
+    try:
+        return has_one_thread() and fork_twice()
+    except OSError:
+        return False
 
 
 def has_one_thread() -> bool:

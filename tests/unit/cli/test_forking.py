@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from services.cli import forking
-from services.cli.forking import Adoption, ForkedProcess, ForkServer
+from services.cli.forking import Adoption, ForkedProcess, ForkServer, OwnChild
 from services.cli.processes import start
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="fork servers need Linux")
@@ -47,6 +47,14 @@ time.sleep(60)
 THREADED = """
 import threading, time
 threading.Thread(target=time.sleep, args=(60,)).start()
+"""
+SPOILED = """
+import sys
+
+def become(*_):
+    raise OSError("no group")
+
+sys.modules["__main__"].become = become
 """
 SECONDS = 20.0
 
@@ -102,6 +110,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
         "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()"
     )
     (tmp_path / "broken.py").write_text("import no_such_module")
+    (tmp_path / "spoiled.py").write_text(SPOILED)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     monkeypatch.setenv("INHERITED", "yes")
     made = []
@@ -126,7 +135,7 @@ def test_what_is_forked_is_a_child_like_any_other(make: Callable[..., Programs])
     programs = make()
     child = programs.fork()
     said = programs.said()
-    until(lambda: child.poll() is None and child.pid)
+    until(partial(lives, child))
     command = [sys.executable, "-m", "program"]
     assert said == {
         "parent": os.getpid(),
@@ -149,7 +158,7 @@ def test_what_is_forked_is_a_child_like_any_other(make: Callable[..., Programs])
 
 def test_a_signal_that_ends_it_is_its_status(make: Callable[..., Programs]) -> None:
     child = make().fork()
-    until(lambda: child.poll() is None and child.pid)
+    until(partial(lives, child))
     child.kill()
     until(lambda: child.poll() is not None)
     assert child.poll() == -signal.SIGKILL
@@ -159,11 +168,11 @@ def test_a_signal_that_ends_it_is_its_status(make: Callable[..., Programs]) -> N
 def test_the_death_of_a_fork_server_ends_no_other_process(make: Callable[..., Programs]) -> None:
     programs = make()
     first = programs.fork()
-    until(lambda: first.poll() is None and first.pid)
+    until(partial(lives, first))
     programs.servers[0].kill()
     programs.servers[0].wait()
     second = programs.fork()
-    until(lambda: second.poll() is None and second.pid)
+    until(partial(lives, second))
     assert first.poll() is None and len(programs.servers) == 2 and not programs.others
 
 
@@ -173,16 +182,25 @@ def test_one_that_dies_before_it_has_forked_costs_a_start(make: Callable[..., Pr
     child = programs.fork()
     assert child.poll() is None and child.pid == 0
     programs.servers[0].kill()
-    until(lambda: child.poll() is None and child.pid)
+    until(partial(lives, child))
     assert child.pid == programs.others[0].pid and not is_subreaper()
 
 
-@pytest.mark.parametrize("module", ["threaded", "broken"])
+@pytest.mark.parametrize("module", ["threaded", "broken", "spoiled"])
 def test_what_cannot_fork_lets_services_be_started(make: Callable[..., Programs], module: str) -> None:
     programs = make(module)
-    child = programs.fork()
-    until(lambda: child.poll() is None and child.pid)
-    assert child.pid == programs.others[0].pid
+    for number in range(2):
+        child = programs.fork()
+        until(partial(lives, child))
+        assert child.pid == programs.others[number].pid
+    command = ["pgrep", "--count", "--full", f"services.fork_server [0-9]* {module}"]
+    assert int(subprocess.run(command, capture_output=True, check=False).stdout) <= 1, "no second one reads orders"
+
+
+def test_how_a_child_ended_may_be_lost() -> None:
+    with subprocess.Popen([sys.executable, "-c", "pass"]) as process:
+        process.wait()
+        assert OwnChild(process.pid).poll() == 0
 
 
 def test_one_that_is_silent_is_not_waited_for_for_ever(
@@ -192,7 +210,7 @@ def test_one_that_is_silent_is_not_waited_for_for_ever(
     programs = make()
     programs.servers[0].send_signal(signal.SIGSTOP)
     child = programs.fork()
-    until(lambda: child.poll() is None and child.pid)
+    until(partial(lives, child))
     assert child.pid == programs.others[0].pid and programs.servers[0].poll() == -signal.SIGKILL
     programs.fork()
     assert len(programs.servers) == 2, "another one for the next"
@@ -206,7 +224,7 @@ def test_what_is_told_to_end_before_it_began_does_not_begin(make: Callable[..., 
     assert first.poll() == -signal.SIGTERM and not is_subreaper()
     second = programs.fork()
     programs.servers[0].send_signal(signal.SIGCONT)
-    until(lambda: second.poll() is None and second.pid)
+    until(partial(lives, second))
     assert programs.said()["pid"] == second.pid and first.poll() == -signal.SIGTERM and not programs.others
 
 
@@ -255,6 +273,10 @@ def test_imports_start_no_thread_and_touch_no_gpu(module: str) -> None:
     environment = os.environ | forking.ONE_THREAD
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["1", "False", "False"]
+
+
+def lives(child: Any) -> bool:
+    return child.poll() is None and bool(child.pid)
 
 
 def has_ended(child: Any) -> bool:
