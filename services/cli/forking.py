@@ -19,7 +19,7 @@ from services.cli.supervisor import Process
 from shared.forking import MAX_ORDER, ForkOrder
 
 PROGRAM = "services.fork_server"
-COMMON, WITH_TORCH = "shared.actor", "services.worker.main"  # what the two fork servers import
+COMMON, WITH_TORCH = "common", "torch"  # what the two import, as `services.fork_server` calls it
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}  # numpy starts others at its import, and what has threads cannot fork safely
 PR_SET_CHILD_SUBREAPER = 36
 MAX_PID = 32  # bytes
@@ -49,8 +49,9 @@ class ForkServer:
     Where it cannot be had (no Linux, it makes threads, it does not answer), services are started in the usual way.
     """
 
-    def __init__(self, module: str, start: Start, adoption: Adoption) -> None:
-        self._module = module
+    def __init__(self, imports: str, start: Start, adoption: Adoption) -> None:
+        """`imports`: a name that it knows, or a module."""
+        self._imports = imports
         self._start = start
         self._adoption = adoption
         self._end: socket.socket | None = None
@@ -91,7 +92,7 @@ class ForkServer:
             return
         self._end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, "-m", PROGRAM, str(theirs.fileno()), self._module]
+            command = [sys.executable, "-m", PROGRAM, str(theirs.fileno()), self._imports]
             try:
                 self._process = self._start(command, ONE_THREAD | os.environ, (theirs.fileno(),))
             except OSError:  # no process to be had: services will say so

@@ -1,4 +1,4 @@
-"""Run a fork server: python -m services.fork_server SOCKET MODULE..., where the socket is a descriptor"""
+"""Run a fork server: python -m services.fork_server SOCKET IMPORTS, a descriptor and a name or a module"""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from services.fork_server import IMPORTS
 from shared.forking import MAX_ORDER, NUM_DESCRIPTORS, ForkOrder
 
 PR_SET_PDEATHSIG = 1
@@ -99,11 +100,10 @@ def rename(program: str) -> None:
 def main() -> int:
     end = socket.socket(fileno=int(sys.argv[1]))
     gc.disable()  # collections amid imports are a sixth of their time, and find nothing
-    for module in sys.argv[2:]:
-        try:
-            import_module(module)
-        except Exception:
-            return 1  # a service that is started in the usual way will say it
+    try:
+        import_module(IMPORTS.get(sys.argv[2], sys.argv[2]))
+    except Exception:
+        return 1  # a service that is started in the usual way will say it
     gc.collect()
     gc.freeze()  # collections would write to pages that are shared
     gc.enable()

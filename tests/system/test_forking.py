@@ -48,6 +48,8 @@ def until_two_workers_serve(running: Troupe) -> None:
 def test_services_are_children_of_serve_and_share_what_was_imported(running: Troupe) -> None:
     assert len(fork_servers(running)) == 2
     assert [len(running.pids(service)) for service in SERVICES] == [1, 1, 1, 2, 1]
+    found = subprocess.run(["pgrep", "-f", "services.worker"], capture_output=True, check=True).stdout.split()
+    assert set(map(int, found)) >= set(running.pids("worker")) and not set(map(int, found)) & set(fork_servers(running))
     assert all(shared_bytes(pid) > 50 << 20 for pid in running.pids("worker")), "torch"
 
 

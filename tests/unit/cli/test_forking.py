@@ -18,6 +18,7 @@ import pytest
 from services.cli import forking
 from services.cli.forking import Adoption, ForkedProcess, ForkServer, OwnChild
 from services.cli.processes import start
+from services.fork_server import IMPORTS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="fork servers need Linux")
 
@@ -265,7 +266,7 @@ def test_what_was_forked_dies_with_its_supervisor(make: Callable[..., Programs],
         until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
 
 
-@pytest.mark.parametrize("module", [forking.COMMON, forking.WITH_TORCH])
+@pytest.mark.parametrize("module", [IMPORTS[forking.COMMON], IMPORTS[forking.WITH_TORCH]])
 def test_imports_start_no_thread_and_touch_no_gpu(module: str) -> None:
     """Else nothing could be forked, and every service would be started in the usual way."""
     code = f"import os, sys, {module}; print(len(os.listdir('/proc/self/task')), 'triton' in sys.modules)\n"
