@@ -82,9 +82,17 @@ class Troupe:
 
     def pids(self, service: str) -> list[int]:
         """Process ids of a service's instances, read from the process table below this one."""
+        return [pid for pid, command in self._children() if command.endswith(f"services.{service}")]
+
+    def fork_servers(self, imports: str = "") -> list[int]:
+        """Process ids of those that fork services; of all, or of the one with these imports."""
+        found = [(pid, command) for pid, command in self._children() if "services.fork_server" in command]
+        return [pid for pid, command in found if command.endswith(imports)]
+
+    def _children(self) -> list[tuple[int, str]]:
         command = ["ps", "-o", "pid=,args=", "--ppid", str(self.process.pid)]
         lines = subprocess.run(command, capture_output=True, check=True).stdout.decode().splitlines()
-        return [int(line.split()[0]) for line in lines if line.endswith(f"services.{service}")]
+        return [(int(line.split()[0]), line) for line in lines]
 
     def kill(self, service: str, number: signal.Signals = signal.SIGKILL, *, at_most: int | None = None) -> None:
         """A signal to so many instances of a service, or to all."""

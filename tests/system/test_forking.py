@@ -26,12 +26,6 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Troupe]:
         yield found
 
 
-def fork_servers(running: Troupe) -> list[int]:
-    command = ["ps", "-o", "pid=,args=", "--ppid", str(running.process.pid)]
-    lines = subprocess.run(command, capture_output=True, check=True).stdout.decode().splitlines()
-    return [int(line.split()[0]) for line in lines if "services.fork_server" in line]
-
-
 def shared_bytes(pid: int) -> int:
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("Shared_Clean:", "Shared_Dirty:")))
@@ -46,10 +40,12 @@ def until_two_workers_serve(running: Troupe) -> None:
 
 
 def test_services_are_children_of_serve_and_share_what_was_imported(running: Troupe) -> None:
-    assert len(fork_servers(running)) == 2
+    assert len(running.fork_servers()) == 2
     assert [len(running.pids(service)) for service in SERVICES] == [1, 1, 1, 2, 1]
     found = subprocess.run(["pgrep", "-f", "services.worker"], capture_output=True, check=True).stdout.split()
-    assert set(map(int, found)) >= set(running.pids("worker")) and not set(map(int, found)) & set(fork_servers(running))
+    assert set(map(int, found)) >= set(running.pids("worker")) and not set(map(int, found)) & set(
+        running.fork_servers()
+    )
     assert all(shared_bytes(pid) > 50 << 20 for pid in running.pids("worker")), "torch"
 
 
@@ -59,7 +55,7 @@ def test_without_fork_servers_services_go_on_and_are_replaced(running: Troupe, n
     wanted = running.generate([request])[0][0].text
     until_two_workers_serve(running)
     before = {service: running.pids(service) for service in SERVICES}
-    servers = fork_servers(running)
+    servers = running.fork_servers()
     for pid in servers:
         os.kill(pid, number)
     assert running.generate([request])[0][0].text == wanted
@@ -69,6 +65,6 @@ def test_without_fork_servers_services_go_on_and_are_replaced(running: Troupe, n
     running.until_serving()
     assert running.generate([request])[0][0].text == wanted
     until_two_workers_serve(running)
-    after = fork_servers(running)
+    after = running.fork_servers()
     assert len(after) == 2 and not set(after) & set(servers), "others were started when they were needed"
     assert not set(running.pids("worker")) & set(before["worker"])

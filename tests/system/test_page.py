@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -135,7 +136,7 @@ def test_an_adapter_is_chosen_beside_its_model_and_answers(page: Tab) -> None:
     picture(page, "adapters")
 
 
-def test_a_worker_is_restarted_from_the_page_and_the_answer_pauses_and_goes_on(page: Tab) -> None:
+def test_a_worker_is_restarted_from_the_page_and_the_answer_pauses_and_goes_on(page: Tab, running: Troupe) -> None:
     page.run(ENDLESS)
     page.click("#view_both")
     page.wait_for_text(f"{WORKER} .state", "ready")
@@ -145,10 +146,14 @@ def test_a_worker_is_restarted_from_the_page_and_the_answer_pauses_and_goes_on(p
     page.click("#clear")
     ask(page, "Once upon a time", **asked)
     page.until(f"document.querySelectorAll('{ANSWER} .token').length > 20")
+    for pid in running.fork_servers("torch"):  # else the next worker would be there before a pause shows
+        os.kill(pid, signal.SIGSTOP)
     page.click(f"{WORKER} .controls button")
     page.wait_for_text(f"{ANSWER} .pausing", "paused for")
     page.until(f"document.querySelector('{WORKER}').dataset.state !== 'ready'")
     picture(page, "paused")
+    for pid in running.fork_servers("torch"):
+        os.kill(pid, signal.SIGCONT)
     assert answered(page) == undisturbed, "no token is lost or other than it would have been"
     assert page.count(f"{TEXT} .seam") >= 1 and "paused" in page.text(f"{ANSWER} .figures")
     page.wait_for_text(".events", "worker-0 is ready after")
