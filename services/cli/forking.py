@@ -195,7 +195,7 @@ class OwnChild:
         if self._status is None:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:  # SIGCHLD is ignored, as our parent did: it has ended, and how is lost
+            except ChildProcessError:  # this process ignores SIGCHLD, so the kernel has dropped the status
                 pid, status = self.pid, 0
             self._status = os.waitstatus_to_exitcode(status) if pid else None
         return self._status

@@ -163,7 +163,7 @@ def test_a_signal_that_ends_it_is_its_status(make: Callable[..., Programs]) -> N
     child.kill()
     until(lambda: child.poll() is not None)
     assert child.poll() == -signal.SIGKILL
-    child.send_signal(signal.SIGTERM)  # to nobody
+    child.send_signal(signal.SIGTERM)  # no process gets it, and no error is raised
 
 
 def test_the_death_of_a_fork_server_ends_no_other_process(make: Callable[..., Programs]) -> None:
