@@ -53,9 +53,7 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
         return TerminalClient(self.address, key=self.api_key, authority=authority)
 
 
-@click.group(
-    cls=Group, elsewhere=ELSEWHERE, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120}
-)
+@click.group(cls=Group, elsewhere=ELSEWHERE, context_settings=CONTEXT)
 @click.version_option(package_name="pageant")
 def main() -> None:
     """LLM inference as separate services."""
