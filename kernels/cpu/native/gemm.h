@@ -12,6 +12,7 @@
 // one chain of fused multiply-adds in order of features, whatever MR and NC are: that makes rows independent of each
 // other, bit for bit, and float32 and bfloat16 panels of the same values give the same bits.
 #pragma once
+#include "ahead.h"
 #include "coded.h"
 #include "f8.h"
 #include "nibbles.h"
@@ -225,15 +226,25 @@ PG_INLINE F rescale(const PgLinear &w, int64_t column, F sum, float row_scale) {
 }
 
 // What to fetch during tile i of a panel.  One tile alone reads each panel once: it fetches a little ahead of itself.
-// Of several, the first two fetch half of the next panel each; for the others there is nothing to do.
-PG_INLINE Fetch ahead(Kernel kernel, const PgLinear &w, int64_t panel, int64_t i, int64_t tiles) {
+// Of several, the first two fetch half of the next panel each.  What they and the others have left goes to `beside`.
+PG_INLINE Fetch ahead(Kernel kernel, const PgLinear &w, int64_t panel, int64_t i, int64_t tiles, Beside &beside) {
     constexpr int64_t DISTANCE = 2048;
     const int64_t bytes = NR * w.k * (kernel == DOT_I8 ? 1 : kernel == FLOAT_F32 ? 4 : 2);
     const char *base = (const char *)w.packed + panel * bytes;
     const int64_t per_round = NR * (kernel == FLOAT_F32 ? 8 : 4);
     if (tiles == 1) return {base + DISTANCE, per_round / 2, per_round, true};
-    if (i < 2) return {base + bytes + i * bytes / 2, per_round > 128 ? 64 : 0, per_round / 2};
-    return {base, 0, 0};
+    const auto gap_to = [&](const char *at, int64_t count) {
+        const char *other = beside.take(count);
+        return other ? other - at : 0;
+    };
+    if (i < 2) {
+        const char *at = base + bytes + i * bytes / 2;
+        return {at, per_round > 128 ? 64 : gap_to(at, bytes / 2), per_round / 2};
+    }
+    const int64_t lines = bytes / per_round * 64;  // one in each round
+    const char *at = beside.take(lines);
+    if (!at) return {base, 0, 0};
+    return {at, gap_to(at, lines), 64};
 }
 
 constexpr int64_t TILED_ROWS = 512;  // whose sums wait together
@@ -253,10 +264,13 @@ PG_INLINE void block_of_nibbles(const Rows &x, int64_t first, int64_t last, cons
     }
 }
 
-// Where results go, if that is known: what is far from the processor is then asked for before it is needed.
+// What is far from the processor is asked for before it is needed: where results go, if that is known, and what is read
+// behind some linear.
 struct Target {
     const float *rows = nullptr;
     int64_t stride = 0;
+    const Ahead *ahead = nullptr;
+    int64_t linear = 0;  // of ahead's
 
     PG_INLINE void fetch(int64_t row, int64_t column) const {
         const char *at = (const char *)(rows + row * stride + column);
@@ -375,7 +389,7 @@ PG_INLINE void block_of_codes(Kernel kernel, const Rows &x, int64_t first, int64
 // Rows [first, last) times panels [begin, end): panels outside, so that each stays in the nearest cache.
 template <class Out>
 PG_INLINE void block(Kernel kernel, const Rows &x, int64_t first, int64_t last, const PgLinear &w, int64_t begin,
-                     int64_t end, Out &&out, const Target &target = {}) {
+                     int64_t end, Out &&out, const Target &target = {}, Beside beside = {}) {
     if (kernel == DOT_I4) return block_of_nibbles(x, first, last, w, begin, end, out);
     if (is_coded(w.format)) return block_of_codes(kernel, x, first, last, w, begin, end, out);
     if (x.tiled) return block_by_tiles(kernel, x, first, last, w, begin, end, target, out);
@@ -386,7 +400,7 @@ PG_INLINE void block(Kernel kernel, const Rows &x, int64_t first, int64_t last, 
             const int64_t next = first + (last - first) * (i + 1) / tiles, rows = next - row;
             const TileFunction function = tile_function(kernel, rows);
             for (int64_t r = row; target.rows && tiles > 1 && r < next; r++) target.fetch(r, panel * NR);
-            taken = function(x, row, w, panel, tiles == 1 ? end : panel + 1, ahead(kernel, w, panel, i, tiles), results);
+            taken = function(x, row, w, panel, tiles == 1 ? end : panel + 1, ahead(kernel, w, panel, i, tiles, beside), results);
             for (int64_t p = 0; p < taken; p++)
                 hand_out(kernel, x, row, row + rows, w, panel + p, results + p * rows * NR, out);
             row = next;
@@ -429,7 +443,8 @@ void multiply(Member &member, Kernel kernel, const Rows &x, int64_t m, const PgL
     member.for_each(blocks * pieces, 1, [&](int64_t item, int64_t) {
         const int64_t b = item / pieces, begin = item % pieces * piece;
         const int64_t end = begin + piece < panels ? begin + piece : panels;
-        block(kernel, x, cut(b), cut(b + 1), w, begin, end, out, target);
+        const Beside beside = target.ahead ? target.ahead->share_of(target.linear, item, blocks * pieces) : Beside();
+        block(kernel, x, cut(b), cut(b + 1), w, begin, end, out, target, beside);
     });
     release_tiles();
 }

@@ -118,7 +118,7 @@ void store_linear(Member &member, const Step &s, const Activations &given, const
         lora.add(row, column, low, high);
         store(s.mixed + row * s.mixed_stride + offset + column, low);
         store(s.mixed + row * s.mixed_stride + offset + column + W, high);
-    }, {s.mixed + offset, s.mixed_stride});
+    }, lora.target(s.mixed + offset, s.mixed_stride));
     member.barrier();
 }
 
@@ -135,14 +135,14 @@ void add_linear(Member &member, const Step &s, const Activations &given, const P
             lora.add(row, column, low, high);
             store(out, load<F>(out) + low * scale);
             store(out + W, load<F>(out + W) + high * scale);
-        }, {residual + first, s.hidden_stride});
+        }, lora.target(residual + first, s.hidden_stride));
         return meet(member, s.m.group, columns_of(residual));
     }
     linear(member, given, w, [&](int64_t row, int64_t column, F low, F high) {
         lora.add(row, column, low, high);
         store(s.joined + row * s.hidden_stride + first + column, low);
         store(s.joined + row * s.hidden_stride + first + column + W, high);
-    }, {s.joined + first, s.hidden_stride});
+    }, lora.target(s.joined + first, s.hidden_stride));
     meet(member, s.m.group, columns_of(s.joined));
     member.for_each(given.m, 1, [&](int64_t row, int64_t) {
         if (s.is_mine(row)) add_row(s, norm, s.joined + row * s.hidden_stride, residual + row * s.hidden_stride);
@@ -298,7 +298,7 @@ void feed_forward(Member &member, const Step &s, const PgLayer &layer, Activatio
         linear(member, given, layer.gate_up, [&](int64_t row, int64_t column, F low, F high) {
             lora.add(row, column, low, high);
             out(row, column, low, high);
-        });
+        }, lora.target(nullptr, 0));
     });
     meet(member, s.m.group, [&](Written &written) {
         const int64_t width = layer.gate_up.n / (layer.gated ? 2 : 1);

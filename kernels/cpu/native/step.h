@@ -40,6 +40,7 @@ struct Tokens {
     std::vector<Sequence> sequences;
     std::vector<int64_t> adapters, wanted_adapters;  // of every token, and of the wanted ones; empty: none anywhere
     std::vector<LoraGroup> groups, wanted_groups;    // of these
+    Ahead ahead;                                     // what these adapters will be read for
 
     void list(const PgModel &m, const PgStep &s);
     const AttentionItems &items_of(const PgLayer &layer) const;
@@ -73,6 +74,7 @@ Step make_step(const PgModel &m, const PgStep &given, const Tokens &tokens, int6
 // A whole step, and the tokens that its wanted rows take, which are appended to the step's.
 void step_tokens(const PgModel &m, const PgStep &s, const PgSampling &sampling, int64_t *ids);
 
+void list_reads(const PgModel &m, const std::vector<LoraGroup> &groups, Ahead &ahead);
 void group_adapters(const std::vector<int64_t> &adapters, std::vector<LoraGroup> &groups);
 int64_t widest_linear(const PgModel &m);  // in output features, of those that adapters may change
 
