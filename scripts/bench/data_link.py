@@ -69,7 +69,7 @@ def serve(path: str, secret: bytes, pipe: Connection) -> None:
 
 def measure() -> list[Result]:
     places = [memoryview(bytearray(BLOCK_BYTES)) for _ in NAMES]
-    others = [bytes(BLOCK_BYTES) for _ in NAMES]
+    others = [os.urandom(BLOCK_BYTES) for _ in NAMES]  # zeros would all be one page, which stays in the cache
     secret, spawn = secrets.token_bytes(32), multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     with tempfile.TemporaryDirectory() as folder:
