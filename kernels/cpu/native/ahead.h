@@ -1,22 +1,24 @@
-// Memory that is read between a step's linears, asked for while these compute: of many rows they wait for arithmetic, and
-// leave the memory idle.
+// Prefetching of what a step reads between its linears, such as adapters, while the linears compute.
+//
+// A linear of many rows waits for arithmetic and leaves the memory idle.  So each of its tickets asks for a part of what
+// will be read later, in proportion to its part of the step's work; results do not depend on it.
 #pragma once
 #include <algorithm>
 #include <cstdint>
 #include <vector>
 
-// What a ticket of a linear is to ask for.
 class Beside;
 
-// Stretches in the order in which they will be read, and how far a linear should have asked for them.
+// All that a step will read between its linears, in order of reading.
 struct Ahead {
     struct Stretch {
         const char *at;
         int64_t before;  // bytes of all stretches before it
     };
     std::vector<Stretch> stretches;
-    std::vector<double> shares;  // of each linear, and one more: the part of all linears' work that is before it
-    int64_t bytes = 0, lead = 0;
+    std::vector<double> shares;  // [linears + 1]: the part of all linears' work that is done before each, and 1
+    int64_t bytes = 0;           // of all stretches
+    int64_t lead = 0;            // bytes by which asking is ahead of the work done
 
     void clear() { stretches.clear(), shares.clear(), bytes = lead = 0; }
     void add(const void *at, int64_t count) {
@@ -36,6 +38,7 @@ struct Ahead {
     static constexpr int64_t CLOSE = 128;  // bytes
 };
 
+// What one ticket of a linear asks for: bytes [from, to) of all.
 class Beside {
   public:
     Beside() = default;
@@ -44,7 +47,7 @@ class Beside {
         const auto found = std::upper_bound(all.stretches.begin(), all.stretches.end(), from, is_behind);
         stretch_ = (size_t)(found - all.stretches.begin()) - 1;
     }
-    // The next bytes, at most so many, and behind a stretch's end too many; NULL: nothing is left.
+    // Where the next `count` bytes begin; those behind the end of a stretch are of no use.  NULL: nothing is left.
     const char *take(int64_t count) {
         if (from_ >= to_) return nullptr;
         const Ahead::Stretch &own = all_->stretches[stretch_];

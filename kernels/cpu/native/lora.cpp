@@ -7,7 +7,8 @@ namespace {
 
 constexpr int MOST_PARTS = 3, CHUNK = 32, BLOCK = 16;  // features; ranks
 constexpr int64_t MOST_RANKS = 256;
-// Of a layer's adapters, read ahead of even progress: most of them belong to gate and up, before which are few linears.
+// How far asking for adapters is ahead of the linears' work, in layers.  Less would be late for gate's and up's, the
+// largest, before which a layer has done a quarter of its work; more falls out of the third-level cache.
 constexpr double LEAD = 0.55;
 
 // A linear's rows: float32, or rounded to bfloat16 as the linear reads them.

@@ -14,8 +14,8 @@ struct LoraRows {
     int64_t stride = 0;
     const int64_t *adapters = nullptr;  // [rows]; those of rows that get nothing are negative
     int64_t second = 0;                 // where up's features begin, which take turns with gate's in the linear; 0: none
-    const Ahead *ahead = nullptr;       // what adapters will be read for, of which this is
-    int64_t linear = 0;
+    const Ahead *ahead = nullptr;       // what the linear asks for beside its own weights
+    int64_t linear = 0;                 // its place in ahead's shares
 
     PG_INLINE void add(int64_t row, int64_t column, F &low, F &high) const {
         if (!added || adapters[row] < 0) return;

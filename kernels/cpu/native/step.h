@@ -40,7 +40,7 @@ struct Tokens {
     std::vector<Sequence> sequences;
     std::vector<int64_t> adapters, wanted_adapters;  // of every token, and of the wanted ones; empty: none anywhere
     std::vector<LoraGroup> groups, wanted_groups;    // of these
-    Ahead ahead;                                     // what these adapters will be read for
+    Ahead ahead;                                     // what will be read of these adapters
 
     void list(const PgModel &m, const PgStep &s);
     const AttentionItems &items_of(const PgLayer &layer) const;
