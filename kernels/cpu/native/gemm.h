@@ -270,7 +270,7 @@ struct Target {
     const float *rows = nullptr;
     int64_t stride = 0;
     const Ahead *ahead = nullptr;
-    int64_t linear = 0;  // of ahead's
+    int64_t linear = 0;  // its place in ahead's shares
 
     PG_INLINE void fetch(int64_t row, int64_t column) const {
         const char *at = (const char *)(rows + row * stride + column);

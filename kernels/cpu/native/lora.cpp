@@ -7,8 +7,8 @@ namespace {
 
 constexpr int MOST_PARTS = 3, CHUNK = 32, BLOCK = 16;  // features; ranks
 constexpr int64_t MOST_RANKS = 256;
-// How far asking for adapters is ahead of the linears' work, in layers.  Less would be late for gate's and up's, the
-// largest, before which a layer has done a quarter of its work; more falls out of the third-level cache.
+// How far asking for adapters is ahead of the linears' work, in layers.  Less is late for gate's and up's, the largest,
+// before which a layer has done a quarter of its work; with more it was slower (docs/measurements/adapters.md).
 constexpr double LEAD = 0.55;
 
 // A linear's rows: float32, or rounded to bfloat16 as the linear reads them.
@@ -350,9 +350,9 @@ void group_adapters(const std::vector<int64_t> &adapters, std::vector<LoraGroup>
                      [](const LoraGroup &a, const LoraGroup &b) { return a.adapter < b.adapter; });
 }
 
-void list_reads(const PgModel &m, const std::vector<LoraGroup> &groups, Ahead &ahead) {
+void list_reads(const PgModel &m, const std::vector<LoraGroup> &groups, int64_t rows, Ahead &ahead) {
     ahead.clear();
-    if (groups.empty()) return;
+    if (groups.empty() || rows <= MAX_ROWS) return;
     double work = 0;
     for (int64_t place = 0; place < (int64_t)m.num_layers * LORA_SLOTS; place++) {
         for (size_t i = 0; i < groups.size(); i++) {

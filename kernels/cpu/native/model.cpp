@@ -218,7 +218,7 @@ int32_t why_unsupported(const PgExperts &e) {
 void Tokens::list(const PgModel &m, const PgStep &s) {
     ids.clear(), positions.clear(), blocks.clear(), wanted.clear();
     list_adapters(s, *this);
-    list_reads(m, groups, ahead);
+    list_reads(m, groups, (int64_t)adapters.size(), ahead);
     begin_items(m, items);
     list_sequences(s, sequences);
     for (int64_t i = 0; i < s.num_seqs; i++) {

@@ -74,7 +74,8 @@ Step make_step(const PgModel &m, const PgStep &given, const Tokens &tokens, int6
 // A whole step, and the tokens that its wanted rows take, which are appended to the step's.
 void step_tokens(const PgModel &m, const PgStep &s, const PgSampling &sampling, int64_t *ids);
 
-void list_reads(const PgModel &m, const std::vector<LoraGroup> &groups, Ahead &ahead);
+// Nothing for so few rows that each linear waits for its own weights.
+void list_reads(const PgModel &m, const std::vector<LoraGroup> &groups, int64_t rows, Ahead &ahead);
 void group_adapters(const std::vector<int64_t> &adapters, std::vector<LoraGroup> &groups);
 int64_t widest_linear(const PgModel &m);  // in output features, of those that adapters may change
 
