@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from shared.data_link.addresses import connected
+from shared.data_link.copying import copy_into
 from shared.data_link.frames import (
     CHALLENGE_BYTES,
     DONE,
@@ -120,7 +121,7 @@ class DataLinks:
                     places(len(some)), checksums, itertools.count(0, block_bytes), strict=False
                 ):
                     if slot is not None:
-                        place[:] = slot[start : start + block_bytes]
+                        copy_into(place, slot[start : start + block_bytes])
                     else:
                         wait()
                         receive_into(link, place)

@@ -38,6 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "shared.transport.keys": {"STDLIB", "zmq", "msgspec", "shared"},
     "shared.data_link": {"STDLIB", "isal", "structlog", "shared.data_link", "shared.errors",
                          "shared.transport.directory"},
+    "shared.data_link.copying": {"STDLIB", "numpy"},
     "shared.actor": {"STDLIB", "uvloop", "msgspec", "structlog", "prometheus_client", "shared"},
     "shared.automata": {"STDLIB", "llguidance", "msgspec", "shared.grammar"},
     "shared.automata.automaton": {"STDLIB", "llguidance", "numpy", "shared.automata"},
