@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -23,6 +24,7 @@ from protos.pageant.v1 import inference_pb2, inference_pb2_grpc
 from scripts.bench.common.deployment import ServedDeployment
 from scripts.bench.common.report import Result
 from services.cli.orders import send_order
+from shared.metrics import percentile
 from shared.supervision import SupervisorOrder, desk_path
 
 TYPES: dict[str, dict[str, Any]] = {
@@ -32,7 +34,8 @@ TYPES: dict[str, dict[str, Any]] = {
 }
 BLOCK_SIZE, NUM_PROMPT, NUM_TOKENS, NUM_STREAMS = 16, 480, 320, 8
 MOST_GAP, MOST_AGAIN = 3.0, BLOCK_SIZE + 16  # steps; tokens
-MOVE_SECONDS = 0.5  # after an order to leave, in which its requests go over
+PAUSE_SECONDS = 1.0  # after an order to leave, in which its requests go over; and before it
+IDLE_SECONDS = 3.0  # after the start: workers read in the first idle second what grammars need
 BEGUN = 16  # tokens of each stream before that
 SETTINGS: dict[str, Any] = {"num_threads": 1, "num_blocks": 1024, "log_level": "info"}
 Call = Callable[[ServedDeployment], None]
@@ -99,10 +102,11 @@ async def generate(deployment: ServedDeployment, requests: list[Any], meanwhile:
 
 
 def run(
-    settings: dict[str, Any], requests: list[Any], options: list[str], meanwhile: Call | None = None
+    settings: dict[str, Any], requests: list[Any], options: list[str], meanwhile: Call | None = None, idle: float = 0.0
 ) -> tuple[list[StreamRecord], list[dict[str, Any]]]:
     """What clients got, and the scheduler's lines."""
     with ServedDeployment(SETTINGS | settings, *options) as deployment:
+        time.sleep(idle)
         records = asyncio.run(generate(deployment, requests, meanwhile))
         time.sleep(0.5)  # for the last lines
         lines = (deployment.log_dir / "scheduler-0.log").read_text(encoding="utf-8").splitlines()
@@ -134,14 +138,12 @@ def gaps(record: StreamRecord, begin: float, end: float) -> list[float]:
     return [later - sooner for sooner, later in pairwise(inside)]
 
 
+def dismiss(deployment: ServedDeployment) -> None:
+    send_order(desk_path(deployment.runtime_dir), SupervisorOrder(scale={"worker": 1}), lambda line: None)
+
+
 def measure(name: str, settings: dict[str, Any]) -> list[Result]:
     """One type: undisturbed, then each use."""
-    ordered: list[float] = []
-
-    def dismiss(deployment: ServedDeployment) -> None:
-        ordered.append(time.perf_counter())
-        send_order(desk_path(deployment.runtime_dir), SupervisorOrder(scale={"worker": 1}), lambda line: None)
-
     results: list[Result] = []
 
     def compare(what: str, records: list[StreamRecord], wanted: list[StreamRecord]) -> None:
@@ -157,14 +159,6 @@ def measure(name: str, settings: dict[str, Any]) -> list[Result]:
     most = max(again.values(), default=0)
     results.append(Result(f"{name}, a worker leaves: sequences that went over", len(again), at_least=1))
     results.append(Result(f"{name}, a worker leaves: computed again of one", most, "tokens", at_most=MOST_AGAIN))
-    (begin,) = ordered
-    step = median(gap for one in records for gap in gaps(one, begin + MOVE_SECONDS, begin + 60))
-    longest = {(r.request_id, r.index): max(gaps(r, begin, begin + MOVE_SECONDS), default=0.0) / step for r in records}
-    moved = max((gap for key, gap in longest.items() if key in again), default=0.0)
-    others = max((gap for key, gap in longest.items() if key not in again), default=0.0)
-    results.append(Result(f"{name}, longest gap of a stream that went over", moved, "steps", at_most=MOST_GAP))
-    results.append(Result(f"{name}, longest gap of the others meanwhile", others, "steps"))
-    results.append(Result(f"{name}, a step", 1000 * step, "ms", note="with all streams at one worker"))
     records, lines = run(settings, apart, ["--prefill", "1", "--decode", "1"])
     compare("prompts apart", records, wanted)
     most = max(computed_again(lines).values(), default=0)
@@ -173,3 +167,38 @@ def measure(name: str, settings: dict[str, Any]) -> list[Result]:
     records, lines = run(settings, together, ["--workers", "2"])
     compare("a prefix of another worker", records, wanted)
     return results
+
+
+def measure_pauses(model: Path, rounds: int) -> list[Result]:
+    """How long streams of a larger model pause when their worker leaves, in steps as they had them before.
+
+    A step of the bundled model is shorter than what passes between services in one.
+    """
+    steps: list[float] = []  # all in seconds
+    moved: list[float] = []  # gaps while and after the worker leaves, of streams that went over
+    others: list[float] = []
+    for seed in range(rounds):
+        ordered: list[float] = []
+
+        def dismiss_now(deployment: ServedDeployment, ordered: list[float] = ordered) -> None:
+            ordered.append(time.perf_counter())
+            dismiss(deployment)
+
+        settings = TYPES["bfloat16"] | {"model": str(model)}
+        records, lines = run(settings, asks(0, 10 + seed), ["--workers", "2"], dismiss_now, idle=IDLE_SECONDS)
+        again = computed_again(lines)
+        (begin,) = ordered
+        steps += [gap for record in records for gap in gaps(record, begin - PAUSE_SECONDS, begin)]
+        for record in records:
+            found = moved if (record.request_id, record.index) in again else others
+            found += gaps(record, begin, begin + PAUSE_SECONDS)
+    step = median(steps)
+    ratios = [sorted(gap / step for gap in one) for one in (moved, others)]
+    what = f"model S, {rounds} workers leave"
+    return [
+        Result(f"{what}: gaps of streams that went over, p99", percentile(ratios[0], 99), "steps", at_most=MOST_GAP),
+        Result(f"{what}: the longest of these", ratios[0][-1], "steps"),
+        Result(f"{what}: gaps of the others, p99", percentile(ratios[1], 99), "steps"),
+        Result(f"{what}: the longest of these", ratios[1][-1], "steps"),
+        Result(f"{what}: a step, before", 1000 * step, "ms"),
+    ]

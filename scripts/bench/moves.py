@@ -153,14 +153,16 @@ def main() -> int:
     parser.add_argument("--between-workers", action="store_true", help="what workers have from each other, instead")
     parser.add_argument("--types", default=",".join(handovers.TYPES), help="of the arithmetic, between workers")
     args = parser.parse_args()
-    if args.between_workers:
-        rows = [row for name in args.types.split(",") for row in handovers.measure(name, handovers.TYPES[name])]
-        return finish(rows, check=args.check, title=f"what passes between workers; {processor()}")
     random_ids = random.Random(7)
     folder = tempfile.TemporaryDirectory() if args.models is None else nullcontext(args.models)
     with folder as models, tempfile.TemporaryDirectory() as blocks:
         made = Path(models) / "S"
         ensure(made, "S")
+        if args.between_workers:
+            types = {name: handovers.TYPES[name] for name in args.types.split(",") if name}
+            rows = [row for name, settings in types.items() for row in handovers.measure(name, settings)]
+            rows += handovers.measure_pauses(made, args.rounds)
+            return finish(rows, check=args.check, title=f"what passes between workers; {processor()}")
         settings: dict[str, Any] = {"model": str(made), "dtype": args.dtype, "draft": "off", "store_memory": 4 << 30}
         settings |= {
             "verify_fetches": 0,
