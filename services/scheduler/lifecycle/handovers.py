@@ -20,6 +20,7 @@ from services.scheduler.state.sequence import Request, Sequence, Status
 
 MAX_AT_ONCE = 8  # requests on their way from one worker that leaves
 MAX_ROUNDS = 8  # fetches for a request whose blocks go on growing; then it goes over, and waits for the rest there
+MAX_LOOKS = 64  # at a request whose blocks are there, until it has little more than these
 
 
 @dataclass(slots=True)
@@ -30,6 +31,7 @@ class Handover:
     target: str
     num_there: dict[Sequence, int] = field(default_factory=dict)  # blocks that the target had when it was asked last
     num_rounds: int = 0
+    num_looks: int = 0  # at a time when it had all blocks
 
 
 class Handovers:
@@ -142,7 +144,7 @@ class Handovers:
     def _is_there(self, one: Handover, here: list[Sequence], source: Replica, target: Replica) -> bool:
         """Whether the target has what is computed, or gets no more of it in this way."""
         if one.target != target.instance:
-            one.target, one.num_rounds = target.instance, 0
+            one.target, one.num_rounds, one.num_looks = target.instance, 0, 0
             one.num_there.clear()
         is_there = True
         for sequence in here:
@@ -154,7 +156,16 @@ class Handovers:
             if num_there < len(names):
                 one.num_rounds += num_there > before
                 is_there &= not target.moves.follow(names) or one.num_rounds > MAX_ROUNDS
+            elif names:
+                is_there &= self._is_time(one, sequence, source.block_size)
         return is_there
+
+    def _is_time(self, one: Handover, sequence: Sequence, block_size: int) -> bool:
+        """Whether little is computed again at the target.  Soon after a block is full that is a few tokens; later, up
+        to a block of each sequence, in one step that all streams there wait for."""
+        one.num_looks += 1
+        tail = sequence.num_tokens + sequence.num_pending - one.num_there[sequence] * block_size
+        return tail <= block_size // 2 or one.num_looks > MAX_LOOKS
 
     def _is_empty(self, worker: str) -> bool:
         replica = self._replicas.get(worker)

@@ -51,11 +51,12 @@ def scheduled(found: MovingWorld, epoch: int) -> int:
     return sum(sum(plan.num_scheduled_tokens) for plan in found.trace if plan.epoch == epoch)
 
 
-def test_a_worker_that_leaves_goes_once_its_requests_are_elsewhere() -> None:
+@pytest.mark.parametrize("num_steps", range(12, 12 + SIZE))  # from any place within a block
+def test_a_worker_that_leaves_goes_once_its_requests_are_elsewhere(num_steps: int) -> None:
     w = world(WorkerRole.BOTH)
     w.add("r", PROMPT, max_tokens=60)
     w.add("s", PROMPT[::-1], max_tokens=60, n=2)
-    for _ in range(12):
+    for _ in range(num_steps):
         step(w)
     assert len(w.scheduler.replicas["w0"].running) == 3
     w.join("w1", capacity(block_space=SPACES[SIZE]))
@@ -68,9 +69,32 @@ def test_a_worker_that_leaves_goes_once_its_requests_are_elsewhere() -> None:
     assert w.scheduler.handovers.num_handed_over == 3 and w.scheduler.moves.num_fetched_blocks > 10
     admitted = [(plan, one.row) for plan in w.trace if plan.epoch == 2 for one in plan.admitted]
     again = [plan.num_scheduled_tokens[plan.rows.index(row)] for plan, row in admitted]
-    assert len(again) == 3 and max(again) <= SIZE + 16
+    assert len(again) == 3 and max(again) <= SIZE // 2, "they go over when little is to be computed again"
     w.settle()
     w.assert_outputs("r", "s")
+
+
+def test_one_whose_blocks_never_come_soon_goes_over_nevertheless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that does not go on has as much behind its last full block for ever."""
+    monkeypatch.setattr("services.scheduler.lifecycle.handovers.MAX_LOOKS", 3)
+    w = world(WorkerRole.BOTH)
+    w.add("r", PROMPT[:46], max_tokens=60)
+    while w.scheduler.requests["r"].sequences[0].num_tokens < 46 + SIZE + 1:
+        step(w)
+    w.join("w1", capacity(block_space=SPACES[SIZE]))
+    w.leave("w0")
+    sequence = w.scheduler.requests["r"].sequences[0]
+    for _ in range(30):
+        if sequence.worker == "w1":
+            break
+        w.scheduler.handovers.advance(w.scheduler.replicas["w1"])  # and w0 computes nothing
+        while (carrier := w.workers["w1"].carrier).given or carrier.wanted:
+            w.carry("w1", Lucky())
+        w.send_orders()
+        for name in w.workers:
+            while w.work(name) or w.hear(name):
+                pass
+    assert sequence.worker == "w1"
 
 
 def test_a_worker_without_a_successor_may_leave_at_once() -> None:
