@@ -72,7 +72,8 @@ def follow_group(group: JoinedGroup) -> int:
     from engine.loading.load import load_runner
     from services.worker.rank import follow
 
-    return follow(lambda ranks: load_runner(group.settings, ranks=ranks), join(), patience=SILENCE, on_ready=on_ready)
+    ranks = join()
+    return follow(lambda: load_runner(group.settings, ranks=ranks), ranks, patience=SILENCE, on_ready=on_ready)
 
 
 def show_health(settings: Settings) -> None:
