@@ -56,7 +56,7 @@ class RequestFinalizer:
         so_far = self._accounts.so_far(request)
         self._journal.request("request_failed", request, code=error.code, reason=str(error), **so_far)
         self.drop(request)
-        self._outbound.fail(request, error)
+        self._outbound.reject(request.header.gateway, request.request_id, error)
 
     def drop(self, request: Request) -> None:
         """End a request without a message to its client."""
