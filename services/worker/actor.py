@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
@@ -47,23 +47,9 @@ from shared.transport import Transport
 
 if TYPE_CHECKING:  # a stand-in for the model needs no torch
     from engine.execution.runner import ModelRunner
+    from services.worker.ranks import AnyGroup
 
 log = structlog.get_logger()
-
-
-class OtherRanks(Protocol):
-    """Processes that compute a worker's model together with it.  `failure` says which one has ended, if one has."""
-
-    @property
-    def failure(self) -> str: ...
-
-    @property
-    def may_form_again(self) -> bool:
-        """Whether this process can go on, as another worker, with those that are left and others in the place of those
-        that have ended."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class WorkerActor(MemberActor):
@@ -82,7 +68,7 @@ class WorkerActor(MemberActor):
         load: Callable[[], ModelRunner],
         make_steps: Callable[[ModelRunner, Transport], Steps],
         make_loading: Callable[[AdapterLoading, Transport], Executor[HoldAdapters]] = InlineExecutor,
-        ranks: OtherRanks | None = None,
+        ranks: AnyGroup | None = None,
     ) -> None:
         """`ranks`: the others of a group that this worker leads."""
         super().__init__(transport, settings)

@@ -12,13 +12,13 @@ import structlog
 from engine.execution.runner import ModelRunner
 from engine.loading.load import load_runner
 from engine.loading.reading import KeptPart
-from services.worker.actor import OtherRanks, WorkerActor
+from services.worker.actor import WorkerActor
 from services.worker.adapters import AdapterLoading
 from services.worker.overlapped import OverlappedSteps
 from services.worker.pipelined import PipelinedComputation
 from services.worker.queued import QueuedPlans
 from services.worker.rank_processes import Started
-from services.worker.ranks import RankGroup, make_group
+from services.worker.ranks import AnyGroup, RankGroup, make_group
 from services.worker.recording import RecordedRunner
 from services.worker.steps import StepComputation, Steps, ThreadSteps
 from shared.actor.executor import Executor, ThreadExecutor
@@ -37,7 +37,7 @@ class WorkerLives:
     def __init__(self, ranks: Started) -> None:
         self._ranks = ranks
         self._kept = KeptPart()
-        self._group: OtherRanks | None = None
+        self._group: AnyGroup | None = None
 
     def make(self, transport: Transport, settings: Settings) -> WorkerActor:
         actor = make(transport, settings, self._ranks, self._kept)

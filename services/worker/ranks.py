@@ -85,7 +85,8 @@ class WatchedRanks(LeadingRanks, ABC):
 
     @property
     def may_form_again(self) -> bool:
-        """Whether those that are left can be in another group, now that this one has ended."""
+        """Whether this process can go on, as another worker, with those that are left and others in the place of those
+        that have ended."""
         return False
 
     def on_silence(self, channel: Channel) -> None:
@@ -216,9 +217,10 @@ class StagesOfRanks(StageRanks):
         self.within.close()
 
 
-def make_group(
-    settings: Settings, started: Started, on_failure: Callable[[], None]
-) -> RankGroup | HostGroup | StagesOfRanks | None:
+AnyGroup = RankGroup | HostGroup | StagesOfRanks
+
+
+def make_group(settings: Settings, started: Started, on_failure: Callable[[], None]) -> AnyGroup | None:
     """None for a worker that computes alone.  Raises ConfigError."""
     if settings.engine.ranks == 1:
         return None

@@ -36,10 +36,7 @@ class ReplicaAssignment:
         self._roomless: dict[Request, float] = {}  # for which no worker that lives has room, and since when
         self.router = Router(policy.routing_policy, replicas, moves, use_cache=policy.enable_prefix_caching)
         self._replicas = replicas
-        self._misses = books.misses
-        self._counters = books.counters
-        self._journal = books.journal
-        self._accounts = books.accounts
+        self._books = books
         self._forks = forks
 
     def queued(self, *, is_background: bool) -> tuple[int, int]:
@@ -63,11 +60,11 @@ class ReplicaAssignment:
             if placement.then:
                 placement.replica.prefills[sequence.request] = placement.then
             if placement.scores:
-                self._journal.sequence("sequence_placed", sequence, worker=sequence.worker, scores=str(placement))
+                self._books.journal.sequence("sequence_placed", sequence, worker=sequence.worker, scores=str(placement))
 
     def _queue(self, sequence: Sequence, replica: Replica) -> None:
         sequence.worker = replica.instance
-        self._accounts.queued(sequence, replica)
+        self._books.accounts.queued(sequence, replica)
         replica.waiting.add(sequence)
 
     # -- from one live worker to another
@@ -75,7 +72,7 @@ class ReplicaAssignment:
     def withdraw(self, sequence: Sequence, replica: Replica) -> None:
         """Take a sequence from a worker that stays.  What steps in flight yield for it still counts."""
         if sequence.status is Status.RUNNING:
-            self._journal.sequence(
+            self._books.journal.sequence(
                 "sequence_handed_over", sequence, worker=replica.instance, num_tokens=sequence.num_tokens
             )
             replica.preempt(sequence)
@@ -123,13 +120,13 @@ class ReplicaAssignment:
 
     def vacate(self, replica: Replica, heard_at: float) -> list[Sequence]:
         """Take all sequences from a worker that is gone, and was last heard of at `heard_at`."""
-        self._misses.lose(replica)
-        self._accounts.workers.pop(replica).blame(Phase.LOST, heard_at)
+        self._books.misses.lose(replica)
+        self._books.accounts.workers.pop(replica).blame(Phase.LOST, heard_at)
         self._forks.take(replica)
         vacated = replica.waiting.take_all()
         for sequence in list(replica.running):
-            self._counters.num_preemptions += 1
-            self._journal.sequence("sequence_preempted", sequence, cause="worker_left", worker=replica.instance)
+            self._books.counters.num_preemptions += 1
+            self._books.journal.sequence("sequence_preempted", sequence, cause="worker_left", worker=replica.instance)
             replica.preempt(sequence)
             vacated.append(sequence)
         stranded = {sequence for step in replica.in_flight for sequence in step.sequences}
@@ -137,7 +134,7 @@ class ReplicaAssignment:
             sequence.num_pending, sequence.num_in_flight = 0, 0
         for sequence in vacated:
             sequence.worker = ""
-            self._accounts.lost_worker(sequence, heard_at)
+            self._books.accounts.lost_worker(sequence, heard_at)
         return vacated
 
     def leave(self, sequence: Sequence) -> None:

@@ -52,13 +52,12 @@ class Router:
     """
 
     def __init__(
-        self, policy: str, replicas: Mapping[str, Replica], moves: BlockMoves | None = None, *, use_cache: bool = True
+        self, policy: str, replicas: Mapping[str, Replica], moves: BlockMoves, *, use_cache: bool = True
     ) -> None:
         self._score = SCORES[policy] if use_cache else SCORES_WITHOUT_CACHE[policy]
         self._fetch_cost = FETCH_COSTS[policy]
         self._replicas = replicas
         self._moves = moves
-        self._leaving = moves.leaving if moves is not None else set[str]()
         self._has_names = use_cache
         self._has_reach = use_cache and policy == "prefix_aware"
         self._next = 0
@@ -66,7 +65,7 @@ class Router:
     def place(self, sequence: Sequence) -> Placement | None:
         """The worker of the first sibling if it has one, else the best; None where no worker takes this request."""
         sibling = self._replicas.get(sequence.parent.worker)
-        if sequence.index and sibling is not None and sibling.instance not in self._leaving:
+        if sequence.index and sibling is not None and sibling.instance not in self._moves.leaving:
             return Placement(sibling)
         candidates = self._candidates(sequence)
         placement = self._best(sequence, for_output(candidates))
@@ -85,14 +84,14 @@ class Router:
         return [r for r in self._candidates(sequence) if r.instance != sequence.worker]
 
     def _candidates(self, sequence: Sequence) -> list[Replica]:
-        leaving = self._leaving
+        leaving = self._moves.leaving
         return [r for r in self._replicas.values() if r.instance not in leaving and r.can_serve(sequence)]
 
     def _best(self, sequence: Sequence, candidates: list[Replica]) -> Placement | None:
         if len(candidates) < 2:
             return Placement(candidates[0]) if candidates else None
         scores = [self._score(sequence, replica) + self._fetch(sequence, replica) for replica in candidates]
-        if self._has_reach and self._moves is not None and self._moves.are_possible:
+        if self._has_reach and self._moves.are_possible:
             scores = [score - saved for score, saved in zip(scores, self._saved(sequence, candidates), strict=True)]
         chosen = self._choose(scores)
         self._next = chosen + 1

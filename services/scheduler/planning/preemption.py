@@ -16,9 +16,7 @@ class Preemption:
     def __init__(self, replica: Replica, builder: PlanBuilder, books: Books) -> None:
         self._replica = replica
         self._builder = builder
-        self._counters = books.counters
-        self._journal = books.journal
-        self._accounts = books.accounts
+        self._books = books
 
     def cheapest(self, candidates: Iterable[Sequence]) -> Sequence | None:
         """The sequence that is the cheapest to recompute, the least urgent of equals; no protected one."""
@@ -54,13 +52,13 @@ class Preemption:
 
     def send_back(self, victim: Sequence, cause: str) -> None:
         """A preemption that does not count towards the protection of what is sent back."""
-        self._counters.num_preemptions += 1
+        self._books.counters.num_preemptions += 1
         num_computed = victim.num_computed_tokens
-        self._journal.sequence("sequence_preempted", victim, cause=cause, num_computed_tokens=num_computed)
+        self._books.journal.sequence("sequence_preempted", victim, cause=cause, num_computed_tokens=num_computed)
         self._builder.drop(victim)
         self._replica.preempt(victim)
         self._replica.waiting.add(victim)
-        self._accounts.preempted(victim)
+        self._books.accounts.preempted(victim)
 
     def _order(self, sequence: Sequence) -> tuple[int, list[float]]:
         """By the tokens to compute again: blocks that others hold too survive."""

@@ -48,7 +48,7 @@ def test_what_came_is_found_and_what_did_not_is_computed() -> None:
     found = place.pool.lookup(NAMES)
     assert len(found) == 4 and not place.pool.num_held
     assert not place.moves.awaits(NAMES, found, 1), "the rest is not there, whatever the store said"
-    assert place.stores.num_of("s") == 4
+    assert [place.stores.holds(SPACE, name) for name in NAMES[:6]] == [True] * 4 + [False] * 2
 
 
 def test_a_slow_store_is_passed_over_and_tried_again_later() -> None:
