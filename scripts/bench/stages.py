@@ -18,7 +18,6 @@ from scripts.bench.common.report import Result
 from scripts.bench.decoded_rows import DecodedRows
 from services.worker.pipelined import PipelinedComputation
 from services.worker.plan_parts import PlanDivider
-from services.worker.progress import StepWatch
 from services.worker.ranks import StagesOfRanks, WatchedRanks
 from shared.messages import StepPlan, StepResult
 
@@ -36,7 +35,7 @@ class Pipeline:
 
     def begin(self) -> None:
         """With plans from the first on."""
-        self._steps = PipelinedComputation(self._runner, StepWatch(), self._num_stages)
+        self._steps = PipelinedComputation(self._runner, self._num_stages)
 
     def run(self, plans: list[StepPlan]) -> list[StepResult]:
         """Of which no one needs another one's result."""

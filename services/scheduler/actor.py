@@ -77,7 +77,7 @@ class SchedulerActor(Actor):
         self.links = Links(core, self.lives)
         self.sleep = ModelSleep(core, settings.models.activity_dir)
         self.membership = Membership(mixed_workers=settings.engine.mixed_workers)
-        self.traffic = BlockTraffic(core, self.membership, self)
+        self.traffic = BlockTraffic(core, self.membership, self.send)
         self.steps = StepLog() if settings.observation.log_steps else StepMeter()
         self._stalls = StallWatch(settings.deployment.stall_timeout)
         self._last_tick, self._last_reconciled, self._wake_time = self.now, self.now, 0.0
@@ -289,9 +289,7 @@ class SchedulerActor(Actor):
 
     def handle_heartbeat(self, message: Heartbeat) -> None:
         self._agree(message)
-        if self.membership.heard(message.instance, message.epoch, self.now):
-            self.membership.note(message)
-        elif message.address:
+        if not self.membership.heard(message, self.now) and message.address:
             self.send(message.address, self._roster())  # it is not on it, and will send a hello
 
     def handle_goodbye(self, message: Goodbye) -> None:

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 import structlog
 
 from services.scheduler.membership.roster import Membership
 from services.scheduler.scheduler import Scheduler
-from services.scheduler.state.open_moves import AnyOrder
-from shared.messages import Hello, Leaving, MayLeave, Message, ServeBlocks, ServiceName
+from shared.messages import Hello, Leaving, MayLeave, Message, ServiceName
 
 log = structlog.get_logger()
-
-
-class MoveSender(Protocol):
-    """The actor."""
-
-    def send(self, address: str, message: Message) -> None: ...
 
 
 class BlockTraffic:
     """Between the core and the members."""
 
-    def __init__(self, core: Scheduler, membership: Membership, sender: MoveSender) -> None:
+    def __init__(self, core: Scheduler, membership: Membership, send: Callable[[str, Message], None]) -> None:
         self._core = core
         self._membership = membership
-        self._sender = sender
+        self._send = send
         self._leaving: dict[str, Leaving] = {}
 
     def greet(self, hello: Hello) -> None:
@@ -50,13 +43,10 @@ class BlockTraffic:
         """Behind the plans that were made."""
         if self._core.moves.are_possible:
             for instance, order in self._core.moves.take_orders():
-                if (addressed := self._addressed(order)) is not None:
-                    self._sender.send(self._membership.address_of(instance), addressed)
+                if (addressed := self._membership.with_store(order)) is not None:
+                    self._send(self._membership.address_of(instance), addressed)
         if self._leaving:
             for instance in self._core.handovers.take_released():
                 message = self._leaving.pop(instance, None)
                 if message is not None and self._membership.is_life(instance, message.epoch):
-                    self._sender.send(self._membership.address_of(instance), MayLeave(instance, message.epoch))
-
-    def _addressed(self, order: AnyOrder) -> AnyOrder | None:
-        return order if isinstance(order, ServeBlocks) else self._membership.with_store(order)
+                    self._send(self._membership.address_of(instance), MayLeave(instance, message.epoch))

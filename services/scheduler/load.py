@@ -22,38 +22,21 @@ def load_of(core: Scheduler, request_id: str, step_tokens: Histogram, num_held: 
     num_background_running = sum(replica.num_background for replica in core.replicas.values())
     num_background_waiting = sum(replica.waiting.num_background for replica in core.replicas.values())
     num_background_waiting += sum(sequence.is_background for sequence in core.unassigned)
-    counters = core.counters
+    counted = {name: getattr(core.counters, name) for name in Load.__struct_fields__ if hasattr(core.counters, name)}
     return Load(
         request_id=request_id,
         num_running=sum(worker.num_running for worker in workers) - num_background_running,
         num_waiting=core.num_waiting + num_held,
         workers=workers,
-        num_preemptions=counters.num_preemptions,
-        num_prefix_cache_queries=counters.num_prefix_cache_queries,
-        num_prefix_cache_hits=counters.num_prefix_cache_hits,
-        num_chunked_prefills=counters.num_chunked_prefills,
-        num_prompt_tokens=counters.num_prompt_tokens,
-        num_output_tokens=counters.num_output_tokens,
-        num_finished=counters.num_finished,
-        num_aborted=counters.num_aborted,
-        num_rejected=counters.num_rejected,
-        num_block_copies=counters.num_block_copies,
-        num_drafts=counters.num_drafts,
-        num_draft_tokens=counters.num_draft_tokens,
-        num_accepted_tokens=counters.num_accepted_tokens,
-        num_stale_draft_tokens=counters.num_stale_draft_tokens,
-        num_late_drafts=counters.num_late_drafts,
-        num_accepted_tokens_per_position=list(counters.num_accepted_per_position),
+        num_accepted_tokens_per_position=list(core.counters.num_accepted_per_position),
         kv_cache_usage=kv_cache_usage(core.replicas.values()),
-        num_expired=counters.num_expired,
-        num_worker_losses=counters.num_worker_losses,
         step_tokens=list(step_tokens.counts),
         step_tokens_sum=int(step_tokens.sum),
-        num_late_masks=counters.num_late_masks,
         num_background_running=num_background_running,
         num_background_waiting=num_background_waiting,
         adapters=core.adapters.loads(),
         moves=core.moves.counts,
+        **counted,
     )
 
 

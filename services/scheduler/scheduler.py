@@ -41,7 +41,7 @@ from services.scheduler.state.forks import Forks
 from services.scheduler.state.phases import TimeAccounts
 from services.scheduler.state.policy import Policy
 from services.scheduler.state.replica import Replica
-from services.scheduler.state.sequence import Request, Sequence, Status
+from services.scheduler.state.sequence import Sequence, Status
 from services.scheduler.telemetry.books import Books
 from services.scheduler.telemetry.journal import EventJournal
 from services.scheduler.telemetry.kv_events import KVEvents
@@ -93,49 +93,26 @@ class Scheduler:
         self._books = books = Books(self.counters, self.journal, self.misses, self.shares, self.accounts)
         tables = SideTables(self.accounts, self.records, self.outbound)
         self.parking = Parking(tables)  # requests whose clients are gone, and may come back
-        self._intake = RequestIntake(policy, self.replicas)
+        self.intake = RequestIntake(policy, self.replicas)
         self._reconciliation = reconciler = Reconciliation(books)
         self.moves = BlockMoves(self.replicas, self.journal, reconciler.start_over, self.clock, policy.verify_fetches)
         self._assignment = assignment = ReplicaAssignment(policy, self.replicas, self.forks, books, self.moves)
         self.handovers = Handovers(policy, self.replicas, assignment, self.moves)
         self._drafting = drafting = Drafting(policy, self.counters, self.drafts, self.records, self.replicas)
         self._finalizer = finalizer = RequestFinalizer(assignment, self.drafts, tables, books)
+        self.requests = finalizer.open  # by id
+        self.finished = finalizer.finished  # by id, until their gateways say that their clients have everything
         self._step_results = StepResultProcessor(finalizer, assignment, drafting, reconciler, books)
-        self.adapters = Adapters(self.replicas, self._finalizer.open, self.outbound, self.fail)
+        self.adapters = Adapters(self.replicas, finalizer.open, self.outbound, finalizer.fail)
         self.events = KVEvents()
         self.deaths = WorkerDeaths()
         self._batchers: dict[str, Batcher] = {}  # by worker; each lives as long as its replica
         self._detokenizers: list[str] = []
 
     @property
-    def requests(self) -> dict[str, Request]:
-        """Those that are open, by id."""
-        return self._finalizer.open
-
-    @property
-    def finished(self) -> dict[str, Request]:
-        """By id, until their gateways say that their clients have everything."""
-        return self._finalizer.finished
-
-    @property
     def is_alive(self) -> bool:
         """Whether there are requests that may still be given output."""
         return bool(self.requests or len(self.parking))
-
-    @property
-    def capacity(self) -> WorkerCapacity | None:
-        """Of the smallest worker; None without workers."""
-        return self._intake.capacity
-
-    @property
-    def max_model_len(self) -> int:
-        """Tokens; 0 while no worker is known."""
-        return self._intake.max_model_len
-
-    @property
-    def max_input_length(self) -> int:
-        """The longest prompt, in tokens; 0 while no worker is known."""
-        return self._intake.max_input_length
 
     @property
     def unassigned(self) -> list[Sequence]:
@@ -163,7 +140,7 @@ class Scheduler:
             return
         try:
             queued = self._assignment.queued(is_background=message.header.is_background)
-            request = self._intake.accept(message, has_detokenizers=bool(self._detokenizers), queued=queued, now=now)
+            request = self.intake.accept(message, has_detokenizers=bool(self._detokenizers), queued=queued, now=now)
         except RequestError as error:
             self.counters.num_rejected += 1
             self.outbound.reject(message.header.gateway, request_id, error)
@@ -189,8 +166,8 @@ class Scheduler:
             self.requests[message.request_id] = parked
             self._assignment.place(parked.unfinished)
         request.header = msgspec.structs.replace(request.header, gateway=message.gateway, deadline=message.deadline)
-        request.detokenizer = request.detokenizer if request.detokenizer in self._detokenizers else ""
-        request.detokenizer = request.detokenizer or pick(request.request_id, self._detokenizers) or ""
+        if request.detokenizer not in self._detokenizers:
+            request.detokenizer = pick(request.request_id, self._detokenizers) or ""
         self.journal.request("request_attached", request)
         self.outbound.emit_again(request)
 
@@ -235,15 +212,11 @@ class Scheduler:
             self.counters.num_expired += 1
             if request.header.is_kept:
                 self.parking.put(request)
-            self.fail(request, RequestError("the deadline has passed", code=RejectCode.DEADLINE_EXCEEDED))
+            self._finalizer.fail(request, RequestError("the deadline has passed", code=RejectCode.DEADLINE_EXCEEDED))
         roomless = self._assignment.overdue(now, self.policy.resume_timeout)
         for request in roomless:
-            self.fail(request, unplaceable(request, self.policy.resume_timeout))
+            self._finalizer.fail(request, unplaceable(request, self.policy.resume_timeout))
         return [request.request_id for request in (*late, *roomless)]
-
-    def fail(self, request: Request, error: RequestError) -> None:
-        """End a request with a status."""
-        self._finalizer.fail(request, error)
 
     def stop_matched(self, message: StopMatched) -> None:
         """A detokenizer has found a stop string, and has sent the client its end."""
@@ -279,14 +252,14 @@ class Scheduler:
         self.events.join(replica)
         self._batchers[instance] = Batcher(replica, self.policy, self._drafting, self.forks, self._books)
         self._drafting.renew()
-        self._intake.limit()
+        self.intake.limit()
         self._assignment.rebalance()
 
     def retire_worker(self, instance: str) -> None:
         """A worker leaves in order: its requests go on elsewhere, by the preemption path."""
         if replica := self.replicas.pop(instance, None):
             self._forget(replica)
-            self._intake.limit()
+            self.intake.limit()
             self._assignment.reassign(self._assignment.vacate(replica, self.clock.now))
 
     def lose_worker(self, instance: str) -> None:
@@ -300,12 +273,12 @@ class Scheduler:
         if (replica := self.replicas.pop(instance, None)) is None:
             return
         self._forget(replica)
-        self._intake.limit()
+        self.intake.limit()
         self.counters.num_worker_losses += 1
         in_flight = {sequence.request for step in replica.in_flight for sequence in step.sequences}
         self._assignment.unassigned += self._assignment.vacate(replica, self.accounts.workers[replica].heard_at)
         for request in self.deaths.count(instance, in_flight):
-            self.fail(request, deadly(request))
+            self._finalizer.fail(request, deadly(request))
         self._assignment.reassign([])
 
     def _forget(self, replica: Replica) -> None:
@@ -379,12 +352,12 @@ class Scheduler:
         """A draft is gone: its sequences go on without, or with another."""
         self.drafts.lose(instance)
         if not self.drafts:
-            self._drafting.end()
+            self._drafting.renew()
 
     def propose(self, message: DraftProposals) -> bool:
         """Take a draft's proposals in.  False where they are of another life.  Raises ProtocolError where they are
         invalid: nothing of them is kept."""
-        return self._drafting.propose(message, self.capacity)
+        return self._drafting.propose(message, self.intake.capacity)
 
     def take_updates(self) -> list[tuple[str, DraftUpdate]]:
         """By instance, what to send to each draft now."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from services.scheduler.lifecycle.admission import check_queue, queue_limit
+from services.scheduler.lifecycle.admission import check_queue
 from services.scheduler.scheduler import Scheduler
 from shared.activity import Activity, is_marked_asleep, write_activity
 from shared.background import BackgroundQueue
@@ -64,9 +64,9 @@ class ModelSleep:
     def limits(self) -> tuple[WorkerCapacity | None, int, int]:
         """The smallest worker, the longest sequence and the longest prompt; of the last worker while the model
         sleeps."""
-        core = self._core
-        if core.capacity is not None or not self.is_asleep:
-            self._limits = core.capacity, core.max_model_len, core.max_input_length
+        intake = self._core.intake
+        if intake.capacity is not None or not self.is_asleep:
+            self._limits = intake.capacity, intake.max_model_len, intake.max_input_length
         return self._limits
 
     def tick(self, now: float, num_gateways: int) -> None:
@@ -107,11 +107,10 @@ class ModelSleep:
         return True
 
     def _check_room(self, message: AddRequest) -> None:
-        is_background, policy = message.header.is_background, self._core.policy
-        name = queue_limit(is_background=is_background)
+        is_background = message.header.is_background
         same = [held.message for held in self._held.values() if held.message.header.is_background == is_background]
         num_tokens = sum(len(one.prompt_token_ids) for one in same) // 4
-        check_queue(len(same), num_tokens, getattr(policy, name), policy.max_num_queued_tokens, name)
+        check_queue(len(same), num_tokens, self._core.policy, is_background=is_background)
 
     def attach(self, message: AttachRequest) -> bool:
         """The client of a held request has come back; False where none is held."""
@@ -124,13 +123,11 @@ class ModelSleep:
         held.message = msgspec.structs.replace(held.message, header=header)
         return True
 
-    def abort(self, request_id: str, gateway: str) -> bool:
-        """Forget a held request; False where none is held, or it is another gateway's by now."""
+    def abort(self, request_id: str, gateway: str) -> None:
+        """Forget a held request, unless it is another gateway's by now."""
         held = self._held.get(request_id)
-        if held is None or gateway not in ("", held.message.header.gateway):
-            return False
-        del self._held[request_id]
-        return True
+        if held is not None and gateway in ("", held.message.header.gateway):
+            del self._held[request_id]
 
     def abort_gateway(self, address: str) -> None:
         self._held = {name: one for name, one in self._held.items() if one.message.header.gateway != address}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -16,9 +14,7 @@ from services.store.disk import DiskBlocks
 from shared.actor import MemberActor
 from shared.actor.actor import Handlers
 from shared.config import Settings
-from shared.data_link.addresses import UNIX
-from shared.data_link.listening import listen_beside, moved
-from shared.data_link.server import BlockServer
+from shared.data_link.listening import DataLink
 from shared.messages import (
     DropBlocks,
     LookUpBlocks,
@@ -41,7 +37,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 PAGE = 4096  # keys in one message
-SECRET_BYTES = 32
 TELL_SECONDS = 0.02  # between two accounts of what has changed
 
 
@@ -60,11 +55,8 @@ class StoreActor(MemberActor):
     ) -> None:
         super().__init__(transport, settings)
         self.arena = BlockArena(settings.memory.store_memory, self._changed, disk, backend)
-        self._secret = secrets.token_bytes(SECRET_BYTES)
-        self._directory: Path = settings.deployment.runtime_path
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._server: BlockServer | None = None
-        self._address = ""
+        self._link: DataLink | None = None
         self._is_telling = False
         self._is_awaited = False  # a sequence waits for what the next account says
 
@@ -79,13 +71,16 @@ class StoreActor(MemberActor):
 
     async def on_start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        listeners, self._address = listen_beside(self.inbox.address, self._directory, self.instance, self._secret)
-        self._server = BlockServer(listeners, self._secret, self.arena)
-        log.info("store_opened", max_bytes=self.arena.max_bytes, data_link=self._address.partition(":")[0])
+        directory = self.settings.deployment.runtime_path
+        self._link = DataLink(self.inbox.address, directory, self.instance, self.arena)
+        log.info("store_opened", max_bytes=self.arena.max_bytes, data_link=self._link.address.partition(":")[0])
         await super().on_start()
 
     def store_capacity(self) -> StoreCapacity | None:
-        return StoreCapacity(self._address, self._secret, self.arena.max_bytes, self.arena.backend is not None)
+        if self._link is None:
+            return None
+        arena = self.arena
+        return StoreCapacity(self._link.address, self._link.secret, arena.max_bytes, arena.backend is not None)
 
     def say_hello(self) -> None:
         """A hello is followed by all that there is: the scheduler may be another life, or have forgotten this store."""
@@ -117,7 +112,7 @@ class StoreActor(MemberActor):
         if backend is not None:
             shelves["backend"] = Shelf(len(backend), from_backend)
         behind = [one for one in (disk, backend) if one is not None]
-        num_links = self._server.num_links if self._server is not None else 0
+        num_links = self._link.num_connections if self._link is not None else 0
         num_corrupt, num_failed = sum(one.num_corrupt for one in behind), sum(one.num_failed for one in behind)
         return StoreState(self.instance, shelves, num_links, num_corrupt, num_failed)
 
@@ -144,19 +139,17 @@ class StoreActor(MemberActor):
             self.send(self.scheduler, StoreContents(self.instance, some, others, is_first=is_first and index == 0))
 
     def on_moved(self) -> None:
-        """The data link listens at all addresses of the host; others know it by the new one."""
-        self._address = moved(self._address, self.inbox.address)
+        if self._link is not None:
+            self._link.move(self.inbox.address)
 
     def on_roster(self, joined: list[Member], left: list[Member]) -> None:
         """Workers come and go without a word to a store."""
 
     async def on_stop(self) -> None:
         await super().on_stop()
-        if self._server is not None:
-            self._server.close()
+        if self._link is not None:
+            await asyncio.to_thread(self._link.close)
         await asyncio.to_thread(self.arena.close)
-        if self._address.startswith(UNIX):
-            await asyncio.to_thread(Path(self._address.removeprefix(UNIX)).unlink, missing_ok=True)
 
 
 def pages(keys: Sequence[bytes], beside: Sequence[bytes]) -> Iterator[list[bytes]]:

@@ -42,7 +42,7 @@ class DiskBlocks:
         """`directory` may be that of several stores: each takes a part of it that no other has.  `max_pending`: bytes
         that wait to be written.  Raises ConfigError where the directory cannot be used.
         """
-        self.on_dropped: Callable[[list[bytes]], None] = ignore  # by any thread, with keys that are gone
+        self.on_dropped: Callable[[list[bytes]], None] = lambda keys: None  # by any thread, with keys that are gone
         self.max_bytes = max_bytes
         self.num_bytes = 0
         self.num_failed = 0  # writes
@@ -149,7 +149,10 @@ class DiskBlocks:
                 continue
             try:
                 for key, place in segment.scan():
-                    self._place(key, place)
+                    if place is None:
+                        self._places.pop(key, None)
+                    else:
+                        self._places[key] = place
             except OSError as error:
                 log.warning("segment_unreadable", segment=path.name, reason=str(error))
             self._segments.append(segment)
@@ -158,12 +161,6 @@ class DiskBlocks:
             log.info("segments_found", num_segments=len(self._segments), num_blocks=len(self), bytes=self.num_bytes)
         self._make_room(0)
         return number + 1
-
-    def _place(self, key: bytes, place: BlockPlace | None) -> None:
-        if place is None:
-            self._places.pop(key, None)
-        else:
-            self._places[key] = place
 
     # -- the thread
 
@@ -249,10 +246,6 @@ class DiskBlocks:
     def _at(self, key: bytes) -> Segment | None:
         place = self._places.get(key)
         return place.segment if place is not None else None
-
-
-def ignore(keys: list[bytes]) -> None:
-    """Until there is anything to tell it to."""
 
 
 def claim_slot(directory: Path) -> tuple[Path, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
@@ -14,12 +14,13 @@ from services.worker.adapters import AdapterLoading
 from services.worker.block_desk import BlockDesk, MoveOrder
 from services.worker.checks import check_move, check_plan
 from services.worker.mover import BlockMover
-from services.worker.serving import BlockService
+from services.worker.serving import open_link
 from services.worker.steps import Steps
 from shared.actor import LifePhase, MemberActor
 from shared.actor.actor import Handlers
 from shared.actor.executor import Executor, InlineExecutor
 from shared.config import Settings
+from shared.data_link.listening import DataLink
 from shared.errors import FatalError
 from shared.messages import (
     FetchBlocks,
@@ -46,23 +47,9 @@ from shared.transport import Transport
 
 if TYPE_CHECKING:  # a stand-in for the model needs no torch
     from engine.execution.runner import ModelRunner
+    from services.worker.ranks import AnyGroup
 
 log = structlog.get_logger()
-
-
-class OtherRanks(Protocol):
-    """Processes that compute a worker's model together with it.  `failure` says which one has ended, if one has."""
-
-    @property
-    def failure(self) -> str: ...
-
-    @property
-    def may_form_again(self) -> bool:
-        """Whether this process can go on, as another worker, with those that are left and others in the place of those
-        that have ended."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class WorkerActor(MemberActor):
@@ -81,7 +68,7 @@ class WorkerActor(MemberActor):
         load: Callable[[], ModelRunner],
         make_steps: Callable[[ModelRunner, Transport], Steps],
         make_loading: Callable[[AdapterLoading, Transport], Executor[HoldAdapters]] = InlineExecutor,
-        ranks: OtherRanks | None = None,
+        ranks: AnyGroup | None = None,
     ) -> None:
         """`ranks`: the others of a group that this worker leads."""
         super().__init__(transport, settings)
@@ -93,7 +80,7 @@ class WorkerActor(MemberActor):
         self._no_native = ""  # why this worker has no native kernels
         self._steps: Steps | None = None
         self._mover: BlockMover | None = None  # None: no blocks move here
-        self._service: BlockService | None = None  # None: no other worker may read its blocks
+        self._link: DataLink | None = None  # None: no other worker may read its blocks
         self._make_loading = make_loading
         self._adapters: Executor[HoldAdapters] | None = None  # None: none are served
 
@@ -117,7 +104,7 @@ class WorkerActor(MemberActor):
 
     def store_capacity(self) -> StoreCapacity | None:
         """Where it serves its blocks."""
-        return None if self._service is None else self._service.offer
+        return None if self._link is None else StoreCapacity(self._link.address, self._link.secret, 0)
 
     def fingerprint(self) -> Fingerprint | None:
         return self._fingerprint
@@ -136,7 +123,7 @@ class WorkerActor(MemberActor):
             self._mover = BlockMover(runner.blocks, self.transport, directory, self._steps.submit)
             desk = BlockDesk(runner.blocks, self._mover)
             self._steps.move_by(desk)
-            self._service = BlockService.opened(self.settings, self.inbox.address, self.instance, desk.served)
+            self._link = open_link(self.settings, self.inbox.address, self.instance, desk.served)
         if runner.adapters is not None:
             self._adapters = self._make_loading(AdapterLoading(runner.adapters), self.transport)
         await super().on_start()
@@ -153,7 +140,7 @@ class WorkerActor(MemberActor):
     def on_drain(self, deadline: float) -> None:
         """Have the scheduler move what this worker computes to others, and go on with it until then."""
         is_known = any(member.instance == self.instance for member in self.roster.members)
-        if self._service is None or not is_known or not self.scheduler_is_live:
+        if self._link is None or not is_known or not self.scheduler_is_live:
             self.stop()  # what it computes is given back as it is
         else:
             self.send(self.scheduler, Leaving(self.instance, self.epoch))
@@ -174,8 +161,8 @@ class WorkerActor(MemberActor):
             self.stop()
 
     def on_moved(self) -> None:
-        if self._service is not None:
-            self._service.move(self.inbox.address)
+        if self._link is not None:
+            self._link.move(self.inbox.address)
 
     # -- work
 
@@ -258,11 +245,6 @@ class WorkerActor(MemberActor):
             await asyncio.to_thread(self.ranks.close)
 
     async def _close(self) -> None:
-        if self._service is not None:
-            await asyncio.to_thread(self._service.close)
-        if self._steps is not None:
-            await asyncio.to_thread(self._steps.close)
-        if self._mover is not None:
-            await asyncio.to_thread(self._mover.close)
-        if self._adapters is not None:
-            await asyncio.to_thread(self._adapters.close)
+        for one in (self._link, self._steps, self._mover, self._adapters):
+            if one is not None:
+                await asyncio.to_thread(one.close)

@@ -14,19 +14,14 @@ MOST = 8  # descriptors
 WORD = b"group"
 
 
-class GroupSocket:
-    """A rank's end."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self._end = end
-
-    def wait(self) -> list[int]:
-        """The descriptors of a group: the channel's, the memory's, those of links.  Empty: there is none any more."""
-        try:
-            word, descriptors, _, _ = socket.recv_fds(self._end, len(WORD), MOST)
-        except OSError:
-            return []
-        return descriptors if word == WORD else []
+def wait_for_group(end: socket.socket) -> list[int]:
+    """At a rank's end, the descriptors of a group: the channel's, the memory's, those of links.  Empty: there is none
+    any more."""
+    try:
+        word, descriptors, _, _ = socket.recv_fds(end, len(WORD), MOST)
+    except OSError:
+        return []
+    return descriptors if word == WORD else []
 
 
 def send_group(end: socket.socket, descriptors: Sequence[int]) -> None:

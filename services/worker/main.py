@@ -5,21 +5,22 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable
+from pathlib import Path
 
 import structlog
 
 from engine.execution.runner import ModelRunner
 from engine.loading.load import load_runner
 from engine.loading.reading import KeptPart
-from services.worker.actor import OtherRanks, WorkerActor
+from services.worker.actor import WorkerActor
 from services.worker.adapters import AdapterLoading
 from services.worker.overlapped import OverlappedSteps
-from services.worker.pipelined import PipelinedSteps
+from services.worker.pipelined import PipelinedComputation
 from services.worker.queued import QueuedPlans
 from services.worker.rank_processes import Started
-from services.worker.ranks import RankGroup, make_group
-from services.worker.recording import recorded
-from services.worker.steps import Steps, ThreadSteps
+from services.worker.ranks import AnyGroup, RankGroup, make_group
+from services.worker.recording import RecordedRunner
+from services.worker.steps import StepComputation, Steps, ThreadSteps
 from shared.actor.executor import Executor, ThreadExecutor
 from shared.config import Settings
 from shared.exit_status import EXIT_FATAL
@@ -36,7 +37,7 @@ class WorkerLives:
     def __init__(self, ranks: Started) -> None:
         self._ranks = ranks
         self._kept = KeptPart()
-        self._group: OtherRanks | None = None
+        self._group: AnyGroup | None = None
 
     def make(self, transport: Transport, settings: Settings) -> WorkerActor:
         actor = make(transport, settings, self._ranks, self._kept)
@@ -60,14 +61,15 @@ class WorkerLives:
 def make_steps(runner: ModelRunner, transport: Transport, settings: Settings, on_failure: Callable[[], None]) -> Steps:
     """In threads, as this runner's steps go best."""
     if path := settings.observation.record_steps:
-        return ThreadSteps(recorded(runner, path), transport, on_failure)
+        return ThreadSteps(StepComputation(RecordedRunner(runner, Path(path))), transport, on_failure)
     if runner.capacity.device == "cuda":
         return OverlappedSteps(runner, transport, on_failure)
     if runner.queues:
         return QueuedPlans(runner, transport, on_failure)
     if settings.engine.has_stages:
-        return PipelinedSteps(runner, transport, settings.engine.pipeline_parallel_size, on_failure)
-    return ThreadSteps(runner, transport, on_failure)
+        stages = PipelinedComputation(runner, settings.engine.pipeline_parallel_size)
+        return ThreadSteps(stages, transport, on_failure)
+    return ThreadSteps(StepComputation(runner), transport, on_failure)
 
 
 def make(

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from services.worker.block_desk import BlockDesk
 from services.worker.plan_parts import PlanDivider, PlanPart, join_results
-from services.worker.plan_sequencer import PlanSequencer, RowHolder, Work, note_refused
-from services.worker.progress import StepWatch
-from shared.actor.executor import ThreadExecutor
-from shared.messages import Holdings, StepPlan, StepResult
-from shared.transport import Transport
+from services.worker.plan_sequencer import RowHolder, note_refused
+from services.worker.steps import PlanComputation
+from shared.messages import BlocksMoved, Holdings, StepPlan, StepResult
 
 Begun = TypeVar("Begun")
 
@@ -35,16 +32,14 @@ class StagedRunner(RowHolder, Protocol[Begun]):
         ...
 
 
-class PipelinedComputation(Generic[Begun]):
+class PipelinedComputation(PlanComputation, Generic[Begun]):
     """One part is finished in each turn."""
 
-    def __init__(self, runner: StagedRunner[Begun], watch: StepWatch, num_stages: int) -> None:
+    def __init__(self, runner: StagedRunner[Begun], num_stages: int) -> None:
+        super().__init__(runner)
         self._runner = runner
-        self._watch = watch
         self._num_stages = num_stages
-        self._sequencer = PlanSequencer(runner)
         self._divider = PlanDivider(num_stages)
-        self._waiting: deque[Work] = deque()
         self._due: deque[PlanPart] = deque()
         self._begun: deque[tuple[PlanPart, Begun, float]] = deque()  # with the time
         self._finished: list[tuple[PlanPart, StepResult]] = []  # of the oldest plan
@@ -59,35 +54,23 @@ class PipelinedComputation(Generic[Begun]):
         """Parts on their way."""
         return len(self._begun)
 
-    def apply(self, work: Work) -> None:
-        self._waiting.append(work)
-
-    def turn(self) -> Sequence[StepResult | Holdings]:
-        if not (self._due or self._begun or self._continues()):
-            return self._take_other()
-        self._begin()
-        return self._finish()
-
-    def _continues(self) -> bool:
-        """Whether the oldest work is the next plan: any other work waits until no part is on its way."""
-        return bool(self._waiting) and self._sequencer.is_next(self._waiting[0])
-
-    def _take_other(self) -> Sequence[Holdings]:
-        due = self._sequencer.take(self._waiting.popleft())
-        if isinstance(due, StepPlan):
-            self._add(due)
-        return [due] if isinstance(due, Holdings) else []
-
-    def _add(self, plan: StepPlan) -> None:
-        self._due += self._divider.divide(plan)
+    def turn(self) -> Sequence[StepResult | Holdings | BlocksMoved]:
+        if self._due or self._begun or self._continues():
+            self._begin()
+            return self._finish()
+        due = self._take()
+        if not isinstance(due, StepPlan):
+            return due
+        self._due += self._divider.divide(due)
+        return []
 
     def _begin(self) -> None:
         """What may be on its way beside what is."""
         while len(self._begun) < self._num_stages:
             if not self._due and self._continues():
-                plan = self._sequencer.take(self._waiting.popleft())
+                plan = self._take()
                 assert isinstance(plan, StepPlan)
-                self._add(plan)
+                self._due += self._divider.divide(plan)
             if not self._due or any(self._due[0].rows & part.rows for part, *_ in self._begun):
                 return
             part = self._due.popleft()
@@ -96,12 +79,12 @@ class PipelinedComputation(Generic[Begun]):
     def _finish(self) -> Sequence[StepResult]:
         part, begun, since = self._begun.popleft()
         if not self._finished:
-            self._watch.begin(part.whole)
+            self.watch.begin(part.whole)
             self._began = max(since, self._ended)
         self._finished.append((part, self._runner.finish(begun)))
         if not part.is_last:
             return []
-        self._watch.end()
+        self.watch.end()
         self._ended = time.perf_counter()
         parts, results = [one.plan for one, _ in self._finished], [result for _, result in self._finished]
         self._finished.clear()
@@ -109,17 +92,3 @@ class PipelinedComputation(Generic[Begun]):
         result = msgspec.structs.replace(result, device_time=self._ended - self._began if part.whole.rows else 0.0)
         note_refused(result)
         return [result]
-
-
-class PipelinedSteps(ThreadExecutor[Work]):
-    """In one thread, as `services.worker.steps.ThreadSteps`."""
-
-    def __init__(
-        self, runner: StagedRunner[Begun], transport: Transport, num_stages: int, on_failure: Callable[[], None]
-    ) -> None:
-        self.watch = StepWatch()
-        steps = PipelinedComputation(runner, self.watch, num_stages)
-        super().__init__(steps, transport, name="step", on_failure=on_failure)
-
-    def move_by(self, desk: BlockDesk) -> None:
-        """A group's blocks do not move: such a worker announces none, and gets no orders."""

@@ -12,10 +12,8 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from services.worker.block_desk import BlockDesk
-from services.worker.plan_sequencer import PlanSequencer, RowHolder, Work, note_refused
-from services.worker.progress import StepWatch
-from shared.actor.executor import ThreadExecutor
+from services.worker.plan_sequencer import RowHolder, Work, note_refused
+from services.worker.steps import PlanComputation, ThreadSteps
 from shared.messages import BlocksMoved, Holdings, StepPlan, StepResult
 from shared.transport import Transport
 
@@ -53,24 +51,18 @@ class QueueingRunner(RowHolder, Protocol[Begun]):
         """From any thread: a thread that waits, or is about to, goes on."""
 
 
-class QueuedComputation(Generic[Begun]):
+class QueuedComputation(PlanComputation, Generic[Begun]):
     """Invariant: while a step is begun that the queue cannot take, no further plan is taken."""
 
-    def __init__(self, runner: QueueingRunner[Begun], watch: StepWatch) -> None:
-        self.desk: BlockDesk | None = None  # None: no blocks move here
+    def __init__(self, runner: QueueingRunner[Begun]) -> None:
+        super().__init__(runner)
         self._runner = runner
-        self._watch = watch
-        self._sequencer = PlanSequencer(runner)
-        self._waiting: deque[Work] = deque()
         self._queued: deque[PendingStep] = deque()
         self._begun: Begun | None = None  # a step that the queue cannot take
 
     @property
     def is_idle(self) -> bool:
         return not (self._waiting or self._queued or self._begun)
-
-    def apply(self, work: Work) -> None:
-        self._waiting.append(work)
 
     def turn(self) -> Sequence[StepResult | Holdings | BlocksMoved]:
         while self._begun is None and self._continues():
@@ -81,11 +73,11 @@ class QueuedComputation(Generic[Begun]):
         if self._begun is not None:
             begun, self._begun = self._begun, None
             return self._ended(self._runner.finish(begun))
-        return self._take_other()
-
-    def _continues(self) -> bool:
-        """Whether the oldest work is the next plan: any other work waits until no step is on its way."""
-        return bool(self._waiting) and self._sequencer.is_next(self._waiting[0])
+        due = self._take()
+        if not isinstance(due, StepPlan):
+            return due
+        self._begin(due)
+        return []
 
     def _take_plan(self) -> bool:
         """Begin the next plan.  False: it has to wait for the steps that are queued."""
@@ -98,7 +90,7 @@ class QueuedComputation(Generic[Begun]):
         return True
 
     def _begin(self, plan: StepPlan) -> None:
-        self._watch.begin(plan)
+        self.watch.begin(plan)
         begun = self._runner.begin(plan)
         if (pending := self._runner.queue(begun)) is None:
             self._begun = begun
@@ -106,28 +98,17 @@ class QueuedComputation(Generic[Begun]):
             self._queued.append(pending)
 
     def _ended(self, result: StepResult) -> Sequence[StepResult]:
-        self._watch.end()
+        self.watch.end()
         note_refused(result)
         return [result]
 
-    def _take_other(self) -> Sequence[Holdings | BlocksMoved]:
-        due = self._sequencer.take(self._waiting.popleft())
-        if isinstance(due, StepPlan):
-            self._begin(due)
-            return []
-        if isinstance(due, Holdings):
-            return [due]
-        return self.desk.take(due) if self.desk is not None and due is not None else []
 
-
-class QueuedPlans(ThreadExecutor[Work]):
-    """In one thread, as `services.worker.steps.ThreadSteps`."""
+class QueuedPlans(ThreadSteps):
+    """What waits for a step is called when more work comes."""
 
     def __init__(self, runner: QueueingRunner[Begun], transport: Transport, on_failure: Callable[[], None]) -> None:
-        self.watch = StepWatch()
-        self._steps = QueuedComputation(runner, self.watch)
         self._call = runner.call
-        super().__init__(self._steps, transport, name="step", on_failure=on_failure, within=torch.inference_mode)
+        super().__init__(QueuedComputation(runner), transport, on_failure, torch.inference_mode)
 
     def submit(self, work: Work) -> None:
         super().submit(work)
@@ -136,6 +117,3 @@ class QueuedPlans(ThreadExecutor[Work]):
     def close(self) -> None:
         self._call()
         super().close()
-
-    def move_by(self, desk: BlockDesk) -> None:
-        self._steps.desk = desk

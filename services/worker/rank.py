@@ -25,8 +25,8 @@ from engine.loading.reading import KeptPart
 from engine.loading.stages import StageRanks
 from kernels.cpu import abi
 from kernels.cpu.ranks import why_ended
-from services.worker.group_sockets import GroupSocket, close_all
-from shared.config import Settings, load_settings
+from services.worker.group_sockets import close_all, wait_for_group
+from shared.config import load_settings
 from shared.errors import FatalError, PageantError
 from shared.exit_status import EXIT_CONFIG, EXIT_FATAL, leave
 from shared.logging import setup_logging
@@ -39,7 +39,7 @@ log = structlog.get_logger()
 
 
 def follow(
-    load: Callable[[FollowingRank], object],
+    load: Callable[[], object],
     ranks: FollowingRank,
     *,
     patience: float = math.inf,
@@ -50,7 +50,7 @@ def follow(
     `load` makes a rank's model; `patience`: seconds in which the leader must show signs of life."""
     ranks.channel.beat()
     try:
-        load(ranks)
+        load()
     except PageantError as error:
         log.error("fatal", error=str(error), type=type(error).__name__)
         if isinstance(error, FatalError) and stays:  # a group that ended before it was one
@@ -86,22 +86,18 @@ def main() -> int:
     setup_logging("rank", f"rank-{number}", level=observation.log_level, format=observation.log_format)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the leader, and the leader this one
     place = Place(rank, engine.tensor_parallel_size) if rank else Place(stage, engine.pipeline_parallel_size)
-    kept, groups = KeptPart(), GroupSocket(socket.socket(fileno=descriptor))
-    while descriptors := groups.wait():
+    kept, groups = KeptPart(), socket.socket(fileno=descriptor)
+    while descriptors := wait_for_group(groups):
         channel, memory, *links = descriptors
         end = Channel(socket.socket(fileno=channel), "the leader")
         own = FollowingRank(place, end, memory, links, number)
         whole = StageRanks(Place(stage, engine.pipeline_parallel_size), own, None) if engine.has_ranked_stages else own
-        status = follow(partial(_load, settings, whole, kept), own, stays=True)
+        status = follow(partial(load_runner, settings, ranks=whole, kept=kept), own, stays=True)
         end.close()
         close_all([memory, *links])
         if status != ANOTHER_GROUP:
             return status
     return 0
-
-
-def _load(settings: Settings, whole: FollowingRank | StageRanks, kept: KeptPart, _: FollowingRank) -> object:
-    return load_runner(settings, ranks=whole, kept=kept)
 
 
 if __name__ == "__main__":

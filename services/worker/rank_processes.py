@@ -58,10 +58,6 @@ class Started:
     within: StartedRanks | None = None  # ranks of the leader's own stage, where stages are groups of ranks
 
 
-def channel_pair() -> tuple[socket.socket, socket.socket]:
-    return socket.socketpair()
-
-
 def link_pair() -> tuple[socket.socket, socket.socket]:
     """For data."""
     mine, theirs = socket.socketpair()
@@ -154,7 +150,7 @@ class LastingRanks:
                 rank = None
             rank = rank or self._begin(place)
             ranks.append(rank)
-            pairs = [channel_pair(), *([link_pair()] if self._are_linked else [])]
+            pairs = [socket.socketpair(), *([link_pair()] if self._are_linked else [])]
             theirs = [their.fileno() for _, their in pairs]
             with contextlib.suppress(OSError):  # it has ended meanwhile, which its process will say
                 send_group(rank.end, [theirs[0], memory, *theirs[1:]])

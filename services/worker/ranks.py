@@ -41,6 +41,7 @@ class WatchedRanks(LeadingRanks, ABC):
         self.failure = ""
         self._on_failure = on_failure
         self._leaving = False
+        self._sockets: Sequence[socket.socket] = ()  # of links, kept open as long as their descriptors are used
 
     def joined(self, model: RankModel) -> None:
         super().joined(model)
@@ -61,7 +62,13 @@ class WatchedRanks(LeadingRanks, ABC):
         if self.model is not None:
             self.model.end()
         self._hang_up()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """What no step uses any more."""
         os.close(self.memory)
+        for one in self._sockets:
+            one.close()
 
     def _hang_up(self) -> None:
         for channel in self._channels:
@@ -78,7 +85,8 @@ class WatchedRanks(LeadingRanks, ABC):
 
     @property
     def may_form_again(self) -> bool:
-        """Whether those that are left can be in another group, now that this one has ended."""
+        """Whether this process can go on, as another worker, with those that are left and others in the place of those
+        that have ended."""
         return False
 
     def on_silence(self, channel: Channel) -> None:
@@ -98,7 +106,7 @@ class RankGroup(WatchedRanks):
         channels = [Channel(end, f"rank {rank}") for rank, end in zip(numbers, started.ends, strict=True)]
         super().__init__(channels, 1 + len(channels), started.memory, on_failure)
         self.processes = started.processes
-        self._sockets = started.links  # kept open as long as their descriptors are used
+        self._sockets = started.links
         self.links = [one.fileno() for one in self._sockets]
         self._silent: list[RankProcess] = []
         for rank, process in zip(numbers, self.processes, strict=True):
@@ -120,9 +128,7 @@ class RankGroup(WatchedRanks):
         for process in self._silent:
             process.kill()
             process.wait(LEAVE_SECONDS)
-        os.close(self.memory)
-        for one in self._sockets:
-            one.close()
+        self._let_go()
 
     def close(self) -> None:
         """The others leave; those that do not are killed, also where they are stopped."""
@@ -139,8 +145,6 @@ class RankGroup(WatchedRanks):
             except subprocess.TimeoutExpired:
                 process.kill()
         super().close()
-        for one in self._sockets:
-            one.close()
 
     def on_silence(self, channel: Channel) -> None:
         self._silent += [process for process, own in zip(self.processes, self._channels, strict=True) if own is channel]
@@ -162,7 +166,6 @@ class HostGroup(WatchedRanks):
         super().__init__([], ranks, os.memfd_create("pageant-ranks"), on_failure)
         self._listener = listener
         self.port = listener.port
-        self._sockets: list[socket.socket] = []  # kept open as long as their descriptors are used
 
     def settle(self, own: RankReady, num_bytes: int) -> GroupStart:
         """Raises FatalError where a rank does not come."""
@@ -179,8 +182,6 @@ class HostGroup(WatchedRanks):
         """The others lose their connections, and end.  No step is computed any more."""
         self._listener.close()
         super().close()
-        for one in self._sockets:
-            one.close()
 
     def on_end(self, channel: Channel, error: FatalError) -> None:
         log.error("rank_ended", rank=channel.name, reason=str(error))
@@ -216,9 +217,10 @@ class StagesOfRanks(StageRanks):
         self.within.close()
 
 
-def make_group(
-    settings: Settings, started: Started, on_failure: Callable[[], None]
-) -> RankGroup | HostGroup | StagesOfRanks | None:
+AnyGroup = RankGroup | HostGroup | StagesOfRanks
+
+
+def make_group(settings: Settings, started: Started, on_failure: Callable[[], None]) -> AnyGroup | None:
     """None for a worker that computes alone.  Raises ConfigError."""
     if settings.engine.ranks == 1:
         return None

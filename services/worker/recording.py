@@ -59,8 +59,3 @@ class RecordedRunner:
         line = RecordedStep(**msgspec.structs.asdict(work), start=start, seconds=seconds)
         self._sink.write(msgspec.json.encode(line) + b"\n")
         return result
-
-
-def recorded(runner: StepRunner, path: str) -> StepRunner:
-    """The runner itself where `path` is empty, else one that writes its steps there."""
-    return RecordedRunner(runner, Path(path)) if path else runner

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from services.worker.group_sockets import GroupSocket
+from services.worker.group_sockets import wait_for_group
 from services.worker.rank_processes import start_stage
 from shared.config import Settings, load_settings
 from shared.exit_status import EXIT_FATAL, leave
@@ -39,7 +39,7 @@ def lead_stage(settings: Settings, stage: int, join: Callable[[], FollowingRank]
     within.above, within.number = above, above.number
     seat = StageRanks(above.place, within, above)
     try:
-        return follow(lambda _: load_runner(settings, ranks=seat), above, **options)
+        return follow(lambda: load_runner(settings, ranks=seat), above, **options)
     finally:
         within.close()
 
@@ -52,7 +52,7 @@ def main() -> int:
     setup_logging("rank", f"rank-{number}", level=observation.log_level, format=observation.log_format)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the leader, and the leader this one
 
-    descriptors = GroupSocket(socket.socket(fileno=descriptor)).wait()
+    descriptors = wait_for_group(socket.socket(fileno=descriptor))
     if not descriptors:
         return 0
     channel, memory, link = descriptors

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from services.worker.block_desk import BlockDesk
@@ -30,15 +32,14 @@ class Steps(Executor[Work], Protocol):
         """Before any work comes: who carries out orders to move blocks."""
 
 
-class StepComputation:
-    """Runs the plans that are due, one in each turn."""
+class PlanComputation(ABC):
+    """A `shared.actor.executor.Computation` of plans, and of what comes in line with them."""
 
-    def __init__(self, runner: StepRunner, watch: StepWatch) -> None:
+    def __init__(self, runner: RowHolder) -> None:
         self.desk: BlockDesk | None = None  # None: no blocks move here
-        self._runner = runner
-        self._watch = watch
-        self._sequencer = PlanSequencer(runner)
+        self.watch = StepWatch()
         self._waiting: deque[Work] = deque()
+        self._sequencer = PlanSequencer(runner)
 
     @property
     def is_idle(self) -> bool:
@@ -47,15 +48,37 @@ class StepComputation:
     def apply(self, work: Work) -> None:
         self._waiting.append(work)
 
-    def turn(self) -> Sequence[StepResult | Holdings | BlocksMoved]:
+    @abstractmethod
+    def turn(self) -> Sequence[StepResult | Holdings | BlocksMoved]: ...
+
+    def _continues(self) -> bool:
+        """Whether the oldest work is the next plan: any other work waits until no step is on its way."""
+        return bool(self._waiting) and self._sequencer.is_next(self._waiting[0])
+
+    def _take(self) -> StepPlan | Sequence[Holdings | BlocksMoved]:
+        """The oldest work, if it is a plan that is due; else what there is to answer to it."""
         due = self._sequencer.take(self._waiting.popleft())
+        if isinstance(due, StepPlan):
+            return due
         if isinstance(due, Holdings):
             return [due]
+        return self.desk.take(due) if self.desk is not None and due is not None else []
+
+
+class StepComputation(PlanComputation):
+    """Runs the plans that are due, one in each turn."""
+
+    def __init__(self, runner: StepRunner) -> None:
+        super().__init__(runner)
+        self._runner = runner
+
+    def turn(self) -> Sequence[StepResult | Holdings | BlocksMoved]:
+        due = self._take()
         if not isinstance(due, StepPlan):
-            return self.desk.take(due) if self.desk is not None and due is not None else []
-        self._watch.begin(due)
+            return due
+        self.watch.begin(due)
         result = self._runner.run(due)
-        self._watch.end()
+        self.watch.end()
         note_refused(result)
         return [result]
 
@@ -64,8 +87,8 @@ class InlineSteps(InlineExecutor[Work]):
     """Runs each plan within `submit`: for tests in one thread."""
 
     def __init__(self, runner: StepRunner, transport: Transport) -> None:
-        self.watch = StepWatch()
-        self._steps = StepComputation(runner, self.watch)
+        self._steps = StepComputation(runner)
+        self.watch = self._steps.watch
         super().__init__(self._steps, transport)
 
     def move_by(self, desk: BlockDesk) -> None:
@@ -75,10 +98,16 @@ class InlineSteps(InlineExecutor[Work]):
 class ThreadSteps(ThreadExecutor[Work]):
     """Runs plans in one thread, on one stream: the scheduler's release fence depends on that."""
 
-    def __init__(self, runner: StepRunner, transport: Transport, on_failure: Callable[[], None]) -> None:
-        self.watch = StepWatch()
-        self._steps = StepComputation(runner, self.watch)
-        super().__init__(self._steps, transport, name="step", on_failure=on_failure)
+    def __init__(
+        self,
+        steps: PlanComputation,
+        transport: Transport,
+        on_failure: Callable[[], None],
+        within: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self.watch = steps.watch
+        self._steps = steps
+        super().__init__(steps, transport, name="step", on_failure=on_failure, within=within)
 
     def move_by(self, desk: BlockDesk) -> None:
         self._steps.desk = desk

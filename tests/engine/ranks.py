@@ -21,7 +21,7 @@ from engine.loading.stages import StageRanks
 from services.worker.hosts.joining import join_group
 from services.worker.hosts.listening import RankListener
 from services.worker.rank import follow
-from services.worker.rank_processes import StartedRanks, channel_pair, link_pair
+from services.worker.rank_processes import StartedRanks, link_pair
 from services.worker.ranks import HostGroup, RankGroup, StagesOfRanks
 from shared.config import Settings
 from shared.ranks.channel import Channel
@@ -67,7 +67,7 @@ def _fork_all(
     ends: list[socket.socket] = []
     leads: list[socket.socket] = []
     for stage, place in places:
-        (mine, theirs), pairs = channel_pair(), [link_pair()] if are_linked else []
+        (mine, theirs), pairs = socket.socketpair(), [link_pair()] if are_linked else []
         others = [mine, *(own for own, _ in pairs), *ends, *leads]  # which a fork has too, and must not keep open
         end = partial(_local_end, place, theirs, memory, [link for _, link in pairs], others)
         processes.append(_fork(settings, end, has_windows, stage))
@@ -111,7 +111,8 @@ def _fork(settings: Settings, end: Callable[[], FollowingRank], has_windows: boo
         return ForkedRank(pid)
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-        status = follow(load, end())
+        own = end()
+        status = follow(partial(load, own), own)
     except BaseException:
         traceback.print_exc()
         status = 70

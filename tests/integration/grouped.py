@@ -10,7 +10,6 @@ from engine.execution.runner import ModelRunner
 from services.scheduler.invariants import check
 from services.scheduler.state.policy import Policy
 from services.worker.pipelined import PipelinedComputation
-from services.worker.progress import StepWatch
 from shared.config import Settings
 from shared.messages import StepResult
 from tests.engine.ranks import ranked
@@ -64,7 +63,7 @@ class GroupedEngine(Engine):
         self._groups[name] = stack = ExitStack()
         runner, _ = stack.enter_context(self._grouped(settings, self._processes, has_windows))
         if self._grouped is not ranked:
-            self._steps[name] = PipelinedComputation(runner, StepWatch(), self._processes)
+            self._steps[name] = PipelinedComputation(runner, self._processes)
         return runner
 
     def step(self) -> bool:

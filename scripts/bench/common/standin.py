@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from scripts.bench.common.tokens import Speech
 from services.worker.actor import WorkerActor
-from services.worker.steps import Steps, ThreadSteps
+from services.worker.steps import StepComputation, Steps, ThreadSteps
 from shared.actor import run_actor
 from shared.block_digest import digest_blocks
 from shared.config import Settings
@@ -90,7 +90,7 @@ def make(transport: Transport, settings: Settings, step_seconds: float) -> Worke
         loop.call_soon_threadsafe(actor.post, Tick())
 
     def steps(runner: Any, transport: Transport) -> Steps:
-        return ThreadSteps(runner, transport, on_failure=wake)
+        return ThreadSteps(StepComputation(runner), transport, on_failure=wake)
 
     actor = WorkerActor(transport, settings, lambda: cast(Any, StandIn(settings, step_seconds)), steps)
     return actor

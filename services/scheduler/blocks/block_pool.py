@@ -20,10 +20,12 @@ from itertools import chain, islice
 
 from services.scheduler.blocks.clock import Clock
 from services.scheduler.blocks.contents import BlockContents
-from services.scheduler.blocks.eviction_history import EvictionHistory
 from services.scheduler.blocks.free_list import FreeList
+from services.scheduler.blocks.name_times import NameTimes
 from services.scheduler.blocks.pool_events import PoolEvents
 from services.scheduler.blocks.retention import RetainedBlocks, Retention
+
+MAX_GHOSTS = 1 << 16  # names of evicted blocks that are kept
 
 
 class BlockPool:
@@ -33,7 +35,7 @@ class BlockPool:
         self, size: int, clock: Clock | None = None, weight: Callable[[str], float] = lambda tenant: 1.0
     ) -> None:
         """`weight`: of a tenant, where blocks are retained."""
-        clock = clock or Clock()
+        self._clock = clock = clock or Clock()
         self.size = size
         self.ref_counts = [0] * size
         self.generations = [0] * size
@@ -43,7 +45,7 @@ class BlockPool:
         self._by_hash: dict[bytes, int] = {}
         self._free = FreeList(size)
         self._retained = RetainedBlocks(size, clock, weight)
-        self.evicted = EvictionHistory(size, clock)  # names of what was evicted
+        self.evicted = NameTimes(min(size, MAX_GHOSTS))  # names of what was evicted, and when
         self.events: PoolEvents | None = None  # where they are published
         self.contents: BlockContents | None = None  # where blocks are reused in part
         self.named: deque[tuple[int, int]] | None = None  # blocks that got names, with generations, the latest
@@ -225,7 +227,7 @@ class BlockPool:
             self.hashes[block] = None
             del self._by_hash[block_hash]
             self.num_evictions += 1
-            self.evicted.add(block_hash)
+            self.evicted.note(block_hash, self._clock.now)
             if self.events is not None:
                 self.events.forgotten(block_hash)
             if self.contents is not None:

@@ -6,9 +6,9 @@ A sequence waits for the answer, but never long: what is not known in time is co
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+from services.scheduler.blocks.name_times import NameTimes
 from shared.messages import LookUpBlocks
 
 LEAST_NAMES, MOST_NAMES = 4, 128  # that are looked for at a time
@@ -29,7 +29,7 @@ class BlockLookups:
     def __init__(self) -> None:
         self._stores: dict[str, float] = {}  # that can look further than they tell, and until when each has a rest
         self._open: dict[bytes, tuple[str, float]] = {}  # the store that was asked, and until when it is waited for
-        self._settled: OrderedDict[bytes, float] = OrderedDict()  # until when each is not asked for again
+        self._settled = NameTimes(MAX_SETTLED)  # until when each is not asked for again
         self._unsent: list[LookUpBlocks] = []
 
     def join(self, store: str) -> None:
@@ -49,7 +49,7 @@ class BlockLookups:
             return False
         if (found := self._open.get(space + names[0])) is not None:
             return found[1] > now
-        if len(names) < LEAST_NAMES or self._settled.get(space + names[0], 0.0) > now:
+        if len(names) < LEAST_NAMES or self._settled.has_until(space + names[0], now):
             return False
         wait = min(ANSWER_SECONDS, SHARE * computing or ANSWER_SECONDS)
         store = next((store for store, rests_until in self._stores.items() if rests_until <= now), None)
@@ -64,14 +64,14 @@ class BlockLookups:
         """A store has said of these whether it has them."""
         for key in keys:
             if self._open.pop(key, None) is not None:
-                self._settle(key, now)
+                self._settled.note(key, now + AGAIN_SECONDS)
 
     def expire(self, now: float) -> None:
         """Wait no longer for what was not answered in time."""
         late = [(key, store) for key, (store, deadline) in self._open.items() if deadline <= now]
         for key, store in late:
             del self._open[key]
-            self._settle(key, now)
+            self._settled.note(key, now + AGAIN_SECONDS)
             if store in self._stores:
                 self._stores[store] = now + REST_SECONDS
 
@@ -84,9 +84,3 @@ class BlockLookups:
     def deadline(self) -> float | None:
         """When the next one is over, answered or not."""
         return min((deadline for _, deadline in self._open.values()), default=None)
-
-    def _settle(self, key: bytes, now: float) -> None:
-        self._settled.pop(key, None)
-        self._settled[key] = now + AGAIN_SECONDS
-        while len(self._settled) > MAX_SETTLED:
-            self._settled.popitem(last=False)

@@ -47,7 +47,7 @@ class Reconciliation:
         for sequence in stale:
             self._recompute(replica, sequence)
         mended = check(replica, self._audit(replica), len(stale))
-        if not mended.is_nothing:
+        if mended != Mended():
             self._counters.num_leaked_blocks += mended.num_leaked_blocks
             self._counters.num_leaked_rows += mended.num_leaked_rows
             self._journal.alarm("leak_reclaimed", worker=replica.instance, where="scheduler", **asdict(mended))

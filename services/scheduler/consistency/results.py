@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from services.scheduler.state.replica import Replica
-from services.scheduler.state.sequence import Sequence
 from services.scheduler.state.step import Step
 from shared.errors import ProtocolError
 from shared.messages import StepResult
@@ -80,11 +79,7 @@ def _is_as_asked(step: Step, result: StepResult, asked: list[int]) -> bool:
     if len(result.num_sampled) != len(asked):
         return False
     columns = zip(step.sequences, asked, result.num_sampled, strict=True)
-    return all(count == want or (count == 0 and may_lack_sample(sequence)) for sequence, want, count in columns)
-
-
-def may_lack_sample(sequence: Sequence) -> bool:
-    return sequence.request.params.is_held
+    return all(count == want or (count == 0 and sequence.request.params.is_held) for sequence, want, count in columns)
 
 
 def check_verified(step: Step, result: StepResult, asked: list[int]) -> None:
@@ -94,7 +89,7 @@ def check_verified(step: Step, result: StepResult, asked: list[int]) -> None:
     offset = 0
     columns = zip(result.num_sampled, asked, step.drafts, step.sequences, strict=True)
     for count, num_samples, drafts, sequence in columns:
-        if count == 0 and may_lack_sample(sequence):
+        if count == 0 and sequence.request.params.is_held:
             continue
         if not num_samples <= count <= num_samples * (1 + len(drafts.token_ids)):
             raise ProtocolError(f"step {result.step_id}: sampled {result.num_sampled}, not what the plan asked for")

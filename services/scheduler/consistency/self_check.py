@@ -24,10 +24,6 @@ class Mended:
     num_leaked_rows: int = 0  # neither free nor held by a sequence
     num_stale_holders: int = 0  # sequences with a block that was given to another
 
-    @property
-    def is_nothing(self) -> bool:
-        return self == Mended()
-
 
 def stale_holders(replica: Replica) -> list[Sequence]:
     """Sequences whose blocks are in another generation by now, or whose row another sequence holds too."""

@@ -81,18 +81,13 @@ class Adapters:
     # -- orders of operators
 
     def load(self, message: LoadAdapter) -> None:
-        try:
-            if not any(replica.adapters.max_loras for replica in self._replicas.values()):
-                self._refuse_without_workers()
-        except RequestError as error:
-            self._outbound.reject(message.gateway, message.request_id, error)
+        if any(replica.adapters.max_loras for replica in self._replicas.values()):
+            self._loads.append(_Load(message))
             return
-        self._loads.append(_Load(message))
-
-    def _refuse_without_workers(self) -> None:
+        error = RequestError("no worker is ready", code=RejectCode.UNAVAILABLE)
         if self._replicas:
-            raise RequestError("max_loras is 0: no adapters are served", field="model")
-        raise RequestError("no worker is ready", code=RejectCode.UNAVAILABLE)
+            error = RequestError("max_loras is 0: no adapters are served", field="model")
+        self._outbound.reject(message.gateway, message.request_id, error)
 
     def unload(self, message: UnloadAdapter) -> None:
         adapter = self.known.pop(message.name, None)

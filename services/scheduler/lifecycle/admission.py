@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from services.scheduler.state.policy import Policy
 from shared.errors import RejectCode, RequestError
 from shared.messages import AddRequest
 from shared.packing import are_below
@@ -43,19 +44,13 @@ def check_logprobs(params: SamplingParams, limits: Limits, num_prompt_tokens: in
             )
 
 
-def queue_limit(*, is_background: bool) -> str:
-    """The setting that bounds how many sequences of this kind may wait."""
-    return "max_num_queued_background_reqs" if is_background else "max_num_queued_reqs"
-
-
-def check_queue(
-    num_queued: int, num_queued_tokens: int, max_reqs: int, max_tokens: int, setting: str = "max_num_queued_reqs"
-) -> None:
-    """Raise RequestError where the queues are full; `setting`: the name of the first limit."""
-    if num_queued >= max_reqs:
-        raise _overloaded(f"{num_queued} sequences are waiting, {setting}={max_reqs}")
-    if num_queued_tokens >= max_tokens:
-        raise _overloaded(f"{num_queued_tokens} prompt tokens are waiting, max_num_queued_tokens={max_tokens}")
+def check_queue(num_queued: int, num_tokens: int, policy: Policy, *, is_background: bool) -> None:
+    """Raise RequestError where the queues are full, with so many sequences of this kind, and their tokens."""
+    setting = "max_num_queued_background_reqs" if is_background else "max_num_queued_reqs"
+    if num_queued >= (most := getattr(policy, setting)):
+        raise _overloaded(f"{num_queued} sequences are waiting, {setting}={most}")
+    if num_tokens >= (most := policy.max_num_queued_tokens):
+        raise _overloaded(f"{num_tokens} prompt tokens are waiting, max_num_queued_tokens={most}")
 
 
 def _overloaded(message: str) -> RequestError:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from services.scheduler.lifecycle.admission import RETRY_AFTER_MS
 from services.scheduler.lifecycle.moves import BlockMoves
-from services.scheduler.lifecycle.routing import Placement, Router
+from services.scheduler.lifecycle.routing import Router
 from services.scheduler.state.forks import Forks
 from services.scheduler.state.policy import Policy
 from services.scheduler.state.replica import Replica
@@ -34,12 +34,9 @@ class ReplicaAssignment:
     ) -> None:
         self.unassigned: list[Sequence] = []
         self._roomless: dict[Request, float] = {}  # for which no worker that lives has room, and since when
-        self._router = Router(policy.routing_policy, moves, use_cache=policy.enable_prefix_caching)
+        self.router = Router(policy.routing_policy, replicas, moves, use_cache=policy.enable_prefix_caching)
         self._replicas = replicas
-        self._misses = books.misses
-        self._counters = books.counters
-        self._journal = books.journal
-        self._accounts = books.accounts
+        self._books = books
         self._forks = forks
 
     def queued(self, *, is_background: bool) -> tuple[int, int]:
@@ -55,7 +52,7 @@ class ReplicaAssignment:
     def place(self, sequences: Iterable[Sequence]) -> None:
         """Put sequences into waiting queues; siblings go where the first of them is."""
         for sequence in sequences:
-            placement = self._router.place(sequence, self._replicas)
+            placement = self.router.place(sequence)
             if placement is None:
                 self.unassigned.append(sequence)
                 continue
@@ -63,26 +60,19 @@ class ReplicaAssignment:
             if placement.then:
                 placement.replica.prefills[sequence.request] = placement.then
             if placement.scores:
-                self._journal.sequence("sequence_placed", sequence, worker=sequence.worker, scores=str(placement))
+                self._books.journal.sequence("sequence_placed", sequence, worker=sequence.worker, scores=str(placement))
 
     def _queue(self, sequence: Sequence, replica: Replica) -> None:
         sequence.worker = replica.instance
-        self._accounts.queued(sequence, replica)
+        self._books.accounts.queued(sequence, replica)
         replica.waiting.add(sequence)
 
     # -- from one live worker to another
 
-    def next_place(self, sequence: Sequence) -> Placement | None:
-        """Where a sequence goes on that leaves its worker."""
-        return self._router.place_again(sequence, self._replicas)
-
-    def has_other_place(self, sequence: Sequence) -> bool:
-        return self._router.has_other(sequence, self._replicas)
-
     def withdraw(self, sequence: Sequence, replica: Replica) -> None:
         """Take a sequence from a worker that stays.  What steps in flight yield for it still counts."""
         if sequence.status is Status.RUNNING:
-            self._journal.sequence(
+            self._books.journal.sequence(
                 "sequence_handed_over", sequence, worker=replica.instance, num_tokens=sequence.num_tokens
             )
             replica.preempt(sequence)
@@ -130,13 +120,13 @@ class ReplicaAssignment:
 
     def vacate(self, replica: Replica, heard_at: float) -> list[Sequence]:
         """Take all sequences from a worker that is gone, and was last heard of at `heard_at`."""
-        self._misses.lose(replica)
-        self._accounts.workers[replica].blame(Phase.LOST, heard_at)
+        self._books.misses.lose(replica)
+        self._books.accounts.workers.pop(replica).blame(Phase.LOST, heard_at)
         self._forks.take(replica)
         vacated = replica.waiting.take_all()
         for sequence in list(replica.running):
-            self._counters.num_preemptions += 1
-            self._journal.sequence("sequence_preempted", sequence, cause="worker_left", worker=replica.instance)
+            self._books.counters.num_preemptions += 1
+            self._books.journal.sequence("sequence_preempted", sequence, cause="worker_left", worker=replica.instance)
             replica.preempt(sequence)
             vacated.append(sequence)
         stranded = {sequence for step in replica.in_flight for sequence in step.sequences}
@@ -144,8 +134,7 @@ class ReplicaAssignment:
             sequence.num_pending, sequence.num_in_flight = 0, 0
         for sequence in vacated:
             sequence.worker = ""
-            self._accounts.lost_worker(sequence, heard_at)
-        self._accounts.forget_worker(replica)
+            self._books.accounts.lost_worker(sequence, heard_at)
         return vacated
 
     def leave(self, sequence: Sequence) -> None:

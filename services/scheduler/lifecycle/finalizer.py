@@ -30,11 +30,8 @@ class RequestFinalizer:
         self.finished: dict[str, Request] = {}
         self._assignment = assignment
         self._drafts = drafts
-        self._outbound = tables.outbound
         self.tables = tables
-        self._counters = books.counters
-        self._journal = books.journal
-        self._accounts = books.accounts
+        self._books = books
 
     def finish(self, sequence: Sequence) -> None:
         """A sequence has all its tokens; with the last one its request is finished."""
@@ -46,24 +43,24 @@ class RequestFinalizer:
     def conclude(self, request: Request) -> None:
         """A search is over, and its sequences hold nothing any more: send them, for the first time."""
         for sequence in request.sequences:
-            self._accounts.due(sequence)
-            self._outbound.emit(sequence)
+            self._books.accounts.due(sequence)
+            self.tables.outbound.emit(sequence)
             self._note(sequence)
         self._put_aside(request)
 
     def fail(self, request: Request, error: RequestError) -> None:
         """End a request with a status."""
-        so_far = self._accounts.so_far(request)
-        self._journal.request("request_failed", request, code=error.code, reason=str(error), **so_far)
+        so_far = self._books.accounts.so_far(request)
+        self._books.journal.request("request_failed", request, code=error.code, reason=str(error), **so_far)
         self.drop(request)
-        self._outbound.fail(request, error)
+        self.tables.outbound.reject(request.header.gateway, request.request_id, error)
 
     def drop(self, request: Request) -> None:
         """End a request without a message to its client."""
         for sequence in request.sequences:
             if sequence.status is not Status.FINISHED:
                 self.leave(sequence)
-                self._outbound.close(sequence)
+                self.tables.outbound.close(sequence)
         del self.open[request.request_id]
         self.tables.let_go(request)
 
@@ -86,13 +83,13 @@ class RequestFinalizer:
         self._drafts.forget(sequence)
 
     def _put_aside(self, request: Request) -> None:
-        self._counters.num_finished += 1
+        self._books.counters.num_finished += 1
         self.finished[request.request_id] = self.open.pop(request.request_id)
 
     def _note(self, sequence: Sequence) -> None:
-        self._accounts.ended(sequence)
+        self._books.accounts.ended(sequence)
         record = self.tables.records.of(sequence)
-        self._journal.sequence(
+        self._books.journal.sequence(
             "sequence_finished",
             sequence,
             num_output_tokens=sequence.num_output_tokens,

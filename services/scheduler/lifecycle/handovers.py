@@ -139,7 +139,7 @@ class Handovers:
 
     def _can_leave(self, request: Request, first: Sequence) -> bool:
         """Whether it goes on elsewhere with what is computed of it; what does not goes when the worker has left."""
-        return can_move(request) and self._assignment.has_other_place(first)
+        return can_move(request) and bool(self._assignment.router.others(first))
 
     def _is_there(self, one: Handover, here: list[Sequence], source: Replica, target: Replica) -> bool:
         """Whether the target has what is computed, or gets no more of it in this way."""
@@ -183,7 +183,7 @@ class Handovers:
         chosen = self._replicas.get(name)
         if chosen is not None and name not in self._moves.leaving and chosen.can_serve(sequence):
             return chosen
-        placement = self._assignment.next_place(sequence)
+        placement = self._assignment.router.place_again(sequence)
         return None if placement is None else placement.replica
 
     def _hand_over(self, request: Request, here: list[Sequence], source: Replica, target: Replica) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from services.scheduler.lifecycle.admission import RETRY_AFTER_MS, check_queue, check_request, queue_limit
+from services.scheduler.lifecycle.admission import RETRY_AFTER_MS, check_queue, check_request
 from services.scheduler.lifecycle.beams import rest
 from services.scheduler.lifecycle.resumption import resume, sent_tokens
 from services.scheduler.state.policy import Policy
@@ -59,8 +59,7 @@ class RequestIntake:
         prompt = unpack_tokens(message.prompt_token_ids)
         check_request(message, prompt, self._limits(self.capacity), now)
         if not message.is_resumed:  # then it had passed here before
-            policy, name = self._policy, queue_limit(is_background=message.header.is_background)
-            check_queue(*queued, getattr(policy, name), policy.max_num_queued_tokens, name)
+            check_queue(*queued, self._policy, is_background=message.header.is_background)
         return self._make(message, prompt, sent_tokens(message, self.capacity.vocab_size), now)
 
     def _limits(self, capacity: WorkerCapacity) -> Limits:

@@ -95,7 +95,10 @@ class BlockMoves:
             self.num_asked_tokens += len(order.names) * replica.block_size
             self.num_fetched_tokens += num_done * replica.block_size
         elif isinstance(order, OfferBlocks) and order.is_check:
-            self._checked(order, message, replica)
+            self.num_checks += 1
+            if message.reason == DIFFERENT:
+                self.num_false_blocks += 1
+                self._found_false(order.store, replica)
         elif isinstance(order, OfferBlocks):
             self.num_stored_blocks += num_done
             self.num_stored_bytes += message.num_bytes
@@ -107,13 +110,6 @@ class BlockMoves:
     def counts(self) -> MoveCounts:
         """All of these numbers."""
         return MoveCounts(*(getattr(self, name) for name in MoveCounts.__struct_fields__))
-
-    def _checked(self, order: OfferBlocks, message: BlocksMoved, replica: Replica) -> None:
-        """A block was compared."""
-        self.num_checks += 1
-        if message.reason == DIFFERENT:
-            self.num_false_blocks += 1
-            self._found_false(order.store, replica)
 
     def _found_false(self, store: str, replica: Replica) -> None:
         """A store does not have what was computed, or what was computed rests on what it had: it is asked no more, and

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
+
+import msgspec
 
 from services.scheduler.blocks.clock import Clock
 from services.scheduler.speculation.records import DraftRecords
@@ -24,9 +27,7 @@ class Outbound:
         self._drafted = {} if records is None else records.by_sequence
         self._prompt_logprobs: dict[Sequence, list[TokenLogprobs | None]] = {}
         self._embeddings: dict[Sequence, bytes] = {}
-        self._opened: dict[str, list[OpenStream]] = {}
-        self._tokens: dict[str, list[SequenceTokens]] = {}
-        self._closed: dict[str, list[tuple[str, int]]] = {}
+        self._batches: defaultdict[str, TokenBatch] = defaultdict(_empty_batch)  # by detokenizer
         self._rejections: list[tuple[str, RequestRejected]] = []
 
     # -- what goes out with the first token
@@ -76,7 +77,7 @@ class Outbound:
             embedding=self._embeddings.get(sequence),
             fingerprint=request.fingerprint,
         )
-        self._opened.setdefault(request.detokenizer, []).append(stream)
+        self._batches[request.detokenizer].opened.append(stream)
 
     def _logprobs_of_prompt(self, sequence: Sequence) -> list[TokenLogprobs | None] | None:
         """The log-probabilities of its prompt, where it asks for them; the first token has none."""
@@ -107,10 +108,7 @@ class Outbound:
             clock.told(self._accounts.clock.now) if clock is not None and clock.is_due else None,
         )
         sequence.num_emitted = len(token_ids) - request.num_prompt_tokens
-        try:
-            self._tokens[request.detokenizer].append(tokens)
-        except KeyError:  # once for each batch: cheaper than to look twice for each sequence
-            self._tokens[request.detokenizer] = [tokens]
+        self._batches[request.detokenizer].sequences.append(tokens)
 
     def emit_again(self, request: Request) -> None:
         """Send a detokenizer all output from the start; the gateway drops what the client has already.  A beam search
@@ -126,32 +124,22 @@ class Outbound:
     def close(self, sequence: Sequence) -> None:
         """Have the detokenizer forget a stream."""
         if sequence.request.detokenizer and sequence.num_emitted:
-            key = (sequence.request.request_id, sequence.index)
-            self._closed.setdefault(sequence.request.detokenizer, []).append(key)
+            self._batches[sequence.request.detokenizer].closed.append((sequence.request.request_id, sequence.index))
 
     def reject(self, gateway: str, request_id: str, error: RequestError) -> None:
         rejection = RequestRejected(request_id, error.code, str(error), error.field, error.retry_after_ms, error.reason)
         self._rejections.append((gateway, rejection))
 
-    def fail(self, request: Request, error: RequestError) -> None:
-        """End a request that was accepted before, with a status."""
-        self.reject(request.header.gateway, request.request_id, error)
-
     def take_batches(self) -> dict[str, TokenBatch]:
         """One batch per detokenizer since the last call."""
-        destinations = self._opened.keys() | self._tokens.keys() | self._closed.keys()
-        batches = {
-            address: TokenBatch(
-                self._opened.get(address, []),
-                self._tokens.get(address, []),
-                self._closed.get(address, []),
-                self._accounts.clock.now,
-            )
-            for address in sorted(destinations)
-        }
-        self._opened, self._tokens, self._closed = {}, {}, {}
-        return batches
+        taken, self._batches = self._batches, defaultdict(_empty_batch)
+        now = self._accounts.clock.now
+        return {address: msgspec.structs.replace(taken[address], stamp=now) for address in sorted(taken)}
 
     def take_rejections(self) -> list[tuple[str, RequestRejected]]:
         taken, self._rejections = self._rejections, []
         return taken
+
+
+def _empty_batch() -> TokenBatch:
+    return TokenBatch([], [], [])

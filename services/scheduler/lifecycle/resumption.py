@@ -6,6 +6,7 @@ whole output from the start, as when a stream is opened again; the gateway drops
 
 from __future__ import annotations
 
+from services.scheduler.lifecycle.stopping import finish_of
 from services.scheduler.state.sequence import Request, Sequence, Status
 from shared.errors import RequestError
 from shared.messages import AddRequest
@@ -40,14 +41,8 @@ def _go_on_behind(sequence: Sequence, tokens: list[int]) -> None:
     request = sequence.request
     longest = request.max_length - request.num_prompt_tokens - 1
     tokens = tokens[: max(0, longest)]
-    if tokens and _ends(request, tokens):
-        tokens = tokens[:-1]
     sequence.token_ids += tokens
+    if tokens and finish_of(sequence):
+        sequence.token_ids.pop()
     if request.params.logprobs is not None:
-        sequence.logprobs += [None] * len(tokens)
-
-
-def _ends(request: Request, tokens: list[int]) -> bool:
-    if request.params.grammar is not None and tokens[-1] in request.eos_token_ids:
-        return True
-    return tokens[-1] in request.end_ids and request.num_prompt_tokens + len(tokens) >= request.min_length
+        sequence.logprobs += [None] * sequence.num_output_tokens

@@ -25,8 +25,8 @@ from shared.messages import WorkerRole
 
 WAITING_WEIGHT = 6  # of a waiting request at a worker whose cache is full, against one that runs
 PREFILL_SCALE = 10.0  # a block to prefill against one that is held; chosen by docs/measurements/simulator.md
-# Of an adapter that a worker lacks.  It is read beside steps, in about the time of a few blocks' prefill.
 LEAST_APART = 4  # blocks to compute from which a prompt goes to a worker for prefills
+# Of an adapter that a worker lacks.  It is read beside steps, in about the time of a few blocks' prefill.
 FETCH_COSTS = {"round_robin": 0.0, "least_loaded": 1.0, "prefix_aware": 4 * PREFILL_SCALE}
 Score = Callable[[Sequence, Replica], float]
 
@@ -51,21 +51,23 @@ class Router:
     What has output already goes on only where the same bits are computed.
     """
 
-    def __init__(self, policy: str, moves: BlockMoves | None = None, *, use_cache: bool = True) -> None:
+    def __init__(
+        self, policy: str, replicas: Mapping[str, Replica], moves: BlockMoves, *, use_cache: bool = True
+    ) -> None:
         self._score = SCORES[policy] if use_cache else SCORES_WITHOUT_CACHE[policy]
         self._fetch_cost = FETCH_COSTS[policy]
+        self._replicas = replicas
         self._moves = moves
-        self._leaving = moves.leaving if moves is not None else set[str]()
         self._has_names = use_cache
         self._has_reach = use_cache and policy == "prefix_aware"
         self._next = 0
 
-    def place(self, sequence: Sequence, replicas: Mapping[str, Replica]) -> Placement | None:
+    def place(self, sequence: Sequence) -> Placement | None:
         """The worker of the first sibling if it has one, else the best; None where no worker takes this request."""
-        sibling = replicas.get(sequence.parent.worker)
-        if sequence.index and sibling is not None and sibling.instance not in self._leaving:
+        sibling = self._replicas.get(sequence.parent.worker)
+        if sequence.index and sibling is not None and sibling.instance not in self._moves.leaving:
             return Placement(sibling)
-        candidates = self._candidates(sequence, replicas)
+        candidates = self._candidates(sequence)
         placement = self._best(sequence, for_output(candidates))
         apart = [one for one in candidates if one.capacity.role is WorkerRole.PREFILL]
         if not apart or placement is None or not self._is_worth(sequence, placement.replica, apart[0]):
@@ -73,25 +75,23 @@ class Router:
         first = self._best(sequence, apart)
         return None if first is None else replace(first, then=placement.replica.instance)
 
-    def place_again(self, sequence: Sequence, replicas: Mapping[str, Replica]) -> Placement | None:
+    def place_again(self, sequence: Sequence) -> Placement | None:
         """Where a sequence goes on that leaves its worker with what that has computed of it."""
-        return self._best(sequence, for_output(self._others(sequence, replicas)))
+        return self._best(sequence, for_output(self.others(sequence)))
 
-    def has_other(self, sequence: Sequence, replicas: Mapping[str, Replica]) -> bool:
-        return bool(self._others(sequence, replicas))
+    def others(self, sequence: Sequence) -> list[Replica]:
+        """The workers beside its own that could go on with it."""
+        return [r for r in self._candidates(sequence) if r.instance != sequence.worker]
 
-    def _others(self, sequence: Sequence, replicas: Mapping[str, Replica]) -> list[Replica]:
-        return [r for r in self._candidates(sequence, replicas) if r.instance != sequence.worker]
-
-    def _candidates(self, sequence: Sequence, replicas: Mapping[str, Replica]) -> list[Replica]:
-        leaving = self._leaving
-        return [r for r in replicas.values() if r.instance not in leaving and r.can_serve(sequence)]
+    def _candidates(self, sequence: Sequence) -> list[Replica]:
+        leaving = self._moves.leaving
+        return [r for r in self._replicas.values() if r.instance not in leaving and r.can_serve(sequence)]
 
     def _best(self, sequence: Sequence, candidates: list[Replica]) -> Placement | None:
         if len(candidates) < 2:
             return Placement(candidates[0]) if candidates else None
         scores = [self._score(sequence, replica) + self._fetch(sequence, replica) for replica in candidates]
-        if self._has_reach and self._moves is not None and self._moves.are_possible:
+        if self._has_reach and self._moves.are_possible:
             scores = [score - saved for score, saved in zip(scores, self._saved(sequence, candidates), strict=True)]
         chosen = self._choose(scores)
         self._next = chosen + 1

@@ -39,7 +39,6 @@ class StepResultProcessor:
         books: Books,
     ) -> None:
         self._finalizer = finalizer
-        self._tables = finalizer.tables
         self._outbound = finalizer.tables.outbound
         self._assignment = assignment
         self._drafting = drafting
@@ -147,7 +146,7 @@ class StepResultProcessor:
         slots = request.sequences[:]
         conclude(request, search)
         for sequence in slots[len(request.sequences) :]:
-            self._tables.forget(sequence)
+            self._finalizer.tables.forget(sequence)
         self._accounts.concluded(request.sequences, slots[0])
         if len(request.sequences) < request.params.n:
             self._finalizer.fail(request, RequestError(f"n must be at most {len(search.hypotheses)}", field="n"))

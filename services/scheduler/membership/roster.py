@@ -17,6 +17,7 @@ from shared.messages import (
     LookUpBlocks,
     Member,
     OfferBlocks,
+    ServeBlocks,
     ServiceName,
     StoreCapacity,
     WorkerCapacity,
@@ -41,7 +42,7 @@ MAX_ADDRESS, MAX_SECRET = 512, 64  # bytes of a store's
 CAN_BE_NONE = {"vocab_size", "num_snapshots", "block_bytes"}
 
 
-MoveOrder = OfferBlocks | FetchBlocks | DropBlocks | LookUpBlocks
+MoveOrder = OfferBlocks | FetchBlocks | ServeBlocks | DropBlocks | LookUpBlocks
 
 
 @dataclass(slots=True)
@@ -74,6 +75,8 @@ class Membership:
 
     def with_store(self, order: MoveOrder) -> MoveOrder | None:
         """An order with the address and the secret of its store, where it has to be known; None where that has left."""
+        if isinstance(order, ServeBlocks):
+            return order
         presence = self._present.get(order.store)
         if presence is None or presence.store is None:
             return None
@@ -146,19 +149,15 @@ class Membership:
         presence = self._present.get(instance)
         return presence is not None and presence.member.epoch == epoch
 
-    def heard(self, instance: str, epoch: int, now: float) -> bool:
-        """Note a heartbeat; False where the instance is not on the roster and should send a hello again."""
-        presence = self._present.get(instance)
-        if presence is None or presence.member.epoch != epoch:
+    def heard(self, heartbeat: Heartbeat, now: float) -> bool:
+        """Note what a member reports; False where it is not on the roster and should send a hello again."""
+        if not self.is_life(heartbeat.instance, heartbeat.epoch):
             return False
-        presence.last_seen = now
-        return True
-
-    def note(self, heartbeat: Heartbeat) -> None:
-        """Note the state that a member on the roster reports."""
         presence = self._present[heartbeat.instance]
+        presence.last_seen = now
         presence.stalled, presence.is_computing = heartbeat.stalled, heartbeat.is_computing
         presence.alive = frozenset(heartbeat.alive)
+        return True
 
     @property
     def stalled(self) -> list[str]:
@@ -172,8 +171,7 @@ class Membership:
 
     def leave(self, instance: str, epoch: int) -> Member | None:
         """Remove an instance; None where that life of it was not on the roster."""
-        presence = self._present.get(instance)
-        if presence is None or presence.member.epoch != epoch:
+        if not self.is_life(instance, epoch):
             return None
         self.version += 1
         return self._present.pop(instance).member

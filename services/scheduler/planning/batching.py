@@ -262,7 +262,7 @@ class Batcher:
             if self.builder.step.sequences or not self.replica.waiting:
                 return
             if beam.status is Status.RUNNING:
-                self._preemption.set_aside(beam)
+                self._preemption.send_back(beam, "idle")
                 self._admit_waiting()
 
     def _admit_ahead(self) -> None:

@@ -16,9 +16,7 @@ class Preemption:
     def __init__(self, replica: Replica, builder: PlanBuilder, books: Books) -> None:
         self._replica = replica
         self._builder = builder
-        self._counters = books.counters
-        self._journal = books.journal
-        self._accounts = books.accounts
+        self._books = books
 
     def cheapest(self, candidates: Iterable[Sequence]) -> Sequence | None:
         """The sequence that is the cheapest to recompute, the least urgent of equals; no protected one."""
@@ -40,7 +38,7 @@ class Preemption:
         row or a block; False where none rests."""
         num_resting = self._replica.num_resting
         if num_resting:
-            self._send_back(min(self._replica.running[-num_resting:], key=self._order), "foreground")
+            self.send_back(min(self._replica.running[-num_resting:], key=self._order), "foreground")
         return num_resting > 0
 
     def num_freed(self, victim: Sequence) -> list[int]:
@@ -50,26 +48,21 @@ class Preemption:
 
     def preempt(self, victim: Sequence, cause: str) -> None:
         victim.num_preemptions += 1
-        self._send_back(victim, cause)
+        self.send_back(victim, cause)
 
-    def set_aside(self, idle: Sequence) -> None:
-        """Preempt a sequence that waits for others: it does not count towards its protection."""
-        self._send_back(idle, "idle")
-
-    def _send_back(self, victim: Sequence, cause: str) -> None:
-        self._counters.num_preemptions += 1
+    def send_back(self, victim: Sequence, cause: str) -> None:
+        """A preemption that does not count towards the protection of what is sent back."""
+        self._books.counters.num_preemptions += 1
         num_computed = victim.num_computed_tokens
-        self._journal.sequence("sequence_preempted", victim, cause=cause, num_computed_tokens=num_computed)
+        self._books.journal.sequence("sequence_preempted", victim, cause=cause, num_computed_tokens=num_computed)
         self._builder.drop(victim)
         self._replica.preempt(victim)
         self._replica.waiting.add(victim)
-        self._accounts.preempted(victim)
+        self._books.accounts.preempted(victim)
 
     def _order(self, sequence: Sequence) -> tuple[int, list[float]]:
-        return self._recompute_cost(sequence), [-part for part in sequence.rank]
-
-    def _recompute_cost(self, sequence: Sequence) -> int:
-        """Tokens to compute again: blocks that others hold too survive."""
+        """By the tokens to compute again: blocks that others hold too survive."""
         pool = self._replica.pool
         shared = sum(1 for block in sequence.block_ids if pool.ref_counts[block] > 1)
-        return sequence.num_computed_tokens - shared * self._replica.block_size
+        cost = sequence.num_computed_tokens - shared * self._replica.block_size
+        return cost, [-part for part in sequence.rank]

@@ -21,44 +21,17 @@ from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.policy import Policy
 from shared.errors import ProtocolError
 from shared.messages import (
-    AdaptersHeld,
     AddRequest,
-    AttachRequest,
-    BlocksMoved,
     DraftCapacity,
-    DraftProposals,
-    Hello,
-    Holdings,
-    LoadAdapter,
     MessageDecoder,
+    SchedulerInbox,
     StepPlan,
     StepResult,
-    StopMatched,
-    StoreContents,
-    StreamLost,
-    UnloadAdapter,
     WorkerCapacity,
     encode,
     schema_hash,
 )
 
-ARGUMENTS: Any = (
-    AdaptersHeld
-    | AddRequest
-    | AttachRequest
-    | BlocksMoved
-    | DraftCapacity
-    | DraftProposals
-    | Hello
-    | Holdings
-    | LoadAdapter
-    | StepResult
-    | StopMatched
-    | StoreContents
-    | StreamLost
-    | UnloadAdapter
-    | WorkerCapacity
-)
 MAX_FRAME_BYTES = 1 << 30
 GZIP = b"\x1f\x8b"  # what a compressed recording begins with; earlier versions' were not
 Check = Callable[[Scheduler], None]
@@ -210,7 +183,7 @@ def opened(path: Path) -> BinaryIO:
 
 def read_frames(file: BinaryIO) -> Iterator[list[Any]]:
     """One frame after the other; the last one may have been cut off.  Raises ProtocolError on what is none."""
-    arguments = MessageDecoder[Any](ARGUMENTS)
+    arguments = MessageDecoder[Any](SchedulerInbox | DraftCapacity | WorkerCapacity)
 
     def extended(code: int, data: memoryview) -> Any:
         if code != MESSAGE:

@@ -38,7 +38,7 @@ class Drafting:
         self.speculations: dict[Replica, Speculation] = {}  # by worker; read at every step, so without a method between
 
     def renew(self) -> None:
-        """There are drafts, and perhaps workers that had none: what drafts are worth there is to be measured."""
+        """Drafts or workers have come or gone: what drafts are worth at a worker that had none is to be measured."""
         able = [one for one in self._replicas.values() if self.links or one.capacity.max_head_drafts]
         self.speculations = {replica: self.speculations.get(replica) or self._begin(replica) for replica in able}
 
@@ -51,10 +51,6 @@ class Drafting:
     def forget(self, replica: Replica) -> None:
         """A worker has left."""
         self.speculations.pop(replica, None)
-
-    def end(self) -> None:
-        """The last draft is gone."""
-        self.renew()
 
     def propose(self, message: DraftProposals, capacity: WorkerCapacity | None) -> bool:
         """As `Scheduler.propose`; `capacity` is that of the smallest worker."""

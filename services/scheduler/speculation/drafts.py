@@ -23,26 +23,22 @@ class DraftLink:
     Invariant: of each row that it follows, updates of this epoch have sent all tokens up to `num_sent`, in order.
     """
 
-    def __init__(self, instance: str, epoch: int, capacity: DraftCapacity) -> None:
+    def __init__(self, instance: str, epoch: int, capacity: DraftCapacity, *, rejection: bool) -> None:
         self.instance = instance
         self.epoch = epoch
+        self.rejection = rejection
         self.capacity = capacity
         self.sequences: dict[int, Sequence] = {}  # by row
         self.num_updates = 0  # sent
         self.num_answered = 0  # the newest of them that it has answered
         self.is_late = False  # a step waited for it in vain, and it has been silent since
         self._free_rows = list(range(capacity.num_rows - 1, -1, -1))
-        self._clear()
+        self._begin_update()
 
-    def _clear(self) -> None:
-        self._closed: list[int] = []
-        self._opened: list[AdmittedSequence] = []
-        self._rows: list[int] = []
-        self._num_tokens: list[int] = []
-        self._num_new: list[int] = []
-        self._new_token_ids: list[int] = []
-        self._num_wanted: list[int] = []
-        self._num_ahead = 0
+    def _begin_update(self) -> None:
+        number, rejection = self.num_updates + 1, self.rejection
+        self._next = DraftUpdate(self.epoch, number, [], [], [], [], [], [], [], rejection=rejection)
+        self._num_ahead = 0  # of it
 
     def can_follow(self, sequence: Sequence) -> bool:
         return bool(self._free_rows) and sequence.num_tokens < self.capacity.max_model_len
@@ -51,47 +47,35 @@ class DraftLink:
         """Open a sequence with the next update."""
         row = self._free_rows.pop()
         self.sequences[row] = sequence
-        self._opened.append(_for_draft(sequence.admitted(row)))
-        return Following(self, row, self.num_updates + 1, sequence.num_tokens)
+        self._next.opened.append(_for_draft(sequence.admitted(row)))
+        return Following(self, row, self._next.update_id, sequence.num_tokens)
 
     def forget(self, following: Following) -> None:
         """Close a sequence with the next update, and its row may be given to another by the same."""
         del self.sequences[following.row]
         self._free_rows.append(following.row)
-        self._closed.append(following.row)
+        self._next.closed_rows.append(following.row)
 
     def tell(self, sequence: Sequence, following: Following, num_wanted: int, *, ahead: bool) -> int:
         """Add committed tokens, and how many draft tokens are wanted, to the next update; returns its number."""
-        new = sequence.token_ids[following.num_sent :]
-        self._rows.append(following.row)
-        self._num_tokens.append(following.num_sent)
-        self._num_new.append(len(new))
-        self._new_token_ids += new
-        self._num_wanted.append(num_wanted)
+        new, update = sequence.token_ids[following.num_sent :], self._next
+        update.rows.append(following.row)
+        update.num_tokens.append(following.num_sent)
+        update.num_new.append(len(new))
+        update.new_token_ids.extend(new)
+        update.num_wanted.append(num_wanted)
         if ahead:
             self._num_ahead = max(self._num_ahead, num_wanted + 1)
         following.num_sent = sequence.num_tokens
-        return self.num_updates + 1
+        return update.update_id
 
-    def take_update(self, *, rejection: bool) -> DraftUpdate | None:
+    def take_update(self) -> DraftUpdate | None:
         """What was gathered since the last one; None where there is nothing to send."""
-        if not (self._closed or self._opened or self._rows):
+        if not (self._next.closed_rows or self._next.opened or self._next.rows):
             return None
-        self.num_updates += 1
-        update = DraftUpdate(
-            epoch=self.epoch,
-            update_id=self.num_updates,
-            closed_rows=self._closed,
-            opened=self._opened,
-            rows=self._rows,
-            num_tokens=self._num_tokens,
-            num_new=self._num_new,
-            new_token_ids=self._new_token_ids,
-            num_wanted=self._num_wanted,
-            num_ahead=self._num_ahead,
-            rejection=rejection,
-        )
-        self._clear()
+        update = msgspec.structs.replace(self._next, num_ahead=self._num_ahead)
+        self.num_updates = update.update_id
+        self._begin_update()
         return update
 
 
@@ -132,7 +116,7 @@ class DraftLinks:
 
     def add(self, instance: str, epoch: int, capacity: DraftCapacity) -> None:
         self.lose(instance)
-        self.links[instance] = DraftLink(instance, epoch, capacity)
+        self.links[instance] = DraftLink(instance, epoch, capacity, rejection=self._rejection)
 
     def lose(self, instance: str) -> None:
         """A draft is gone, and what it proposed with it."""
@@ -161,7 +145,7 @@ class DraftLinks:
 
     def take_updates(self) -> list[tuple[str, DraftUpdate]]:
         """By instance, the update to send to each now."""
-        updates = ((link.instance, link.take_update(rejection=self._rejection)) for link in self.links.values())
+        updates = ((link.instance, link.take_update()) for link in self.links.values())
         return [(instance, update) for instance, update in updates if update is not None]
 
     # -- proposals

@@ -61,17 +61,13 @@ class Speculation:
         """Draft tokens for one sequence: up to the mode's, while what one more is likely to bring is worth its part of
         the step."""
         share = self._records.of(sequence).acceptance.share(self.acceptance.share(PRIOR))
-        count, chance = 0, share
-        while count < self.mode.num_draft_tokens and (self._is_fixed or chance >= LEAST_CHANCE):
+        count, chance, is_fixed = 0, share, len(self._modes) == 1
+        while count < self.mode.num_draft_tokens and (is_fixed or chance >= LEAST_CHANCE):
             count += 1
             chance *= share
         if count == 0 and sequence.num_output_tokens % PROBE == 0:
             return 1
         return count
-
-    @property
-    def _is_fixed(self) -> bool:
-        return len(self._modes) == 1
 
     # -- waiting for drafts
 

@@ -59,14 +59,12 @@ class Shares:
             del self._served[tenant]
 
     def charge_prompt(self, tenant: str, num_tokens: int) -> None:
-        self._charge(tenant, float(num_tokens))
+        cost = num_tokens / self._weights.get(tenant, 1.0)
+        self._served[tenant] = self._served.get(tenant, 0.0) + cost
 
     def charge_output(self, tenant: str, num_tokens: int) -> None:
         cost = OUTPUT_COST * num_tokens / self._weights.get(tenant, 1.0)  # for each token: no further calls
         self._served[tenant] = self._served.get(tenant, 0.0) + cost
-
-    def _charge(self, tenant: str, cost: float) -> None:
-        self._served[tenant] = self._served.get(tenant, 0.0) + cost / self._weights.get(tenant, 1.0)
 
     def lift(self, tenant: str, others: Iterable[str]) -> None:
         """A tenant begins to wait beside others that do."""

@@ -21,9 +21,9 @@ from functools import partial
 
 import msgspec
 
-from services.scheduler.blocks.avoided import AvoidedNames
 from services.scheduler.blocks.block_pool import BlockPool
 from services.scheduler.blocks.clock import Clock
+from services.scheduler.blocks.name_times import NameTimes
 from services.scheduler.blocks.stores import StoreIndex
 from services.scheduler.state.open_moves import OpenMove
 from services.scheduler.state.peers import Peers
@@ -38,6 +38,7 @@ FETCH_SECONDS = 2.0  # after which a fetch is, where nothing is known of how lon
 LEAST_FETCH_SECONDS, MOST_FETCH_SECONDS = 0.2, 4.0
 REST_SECONDS = 1.0  # that a store is given nothing after an offer failed
 MAX_CHECKED = 64
+MAX_AVOIDED, AVOID_SECONDS = 8192, 10.0  # names, and for how long they are avoided
 MEASURABLE = 64  # tokens of a step from which a worker's speed is taken
 WEIGHT = 0.3  # of the newest such step
 SLOW = "slow"  # a worker's reason, where computing is faster
@@ -57,17 +58,17 @@ class ReplicaMoves:
         capacity: WorkerCapacity,
         stores: StoreIndex,
         clock: Clock,
-        peers: Peers | None = None,
+        peers: Peers,
     ) -> None:
         movable = bool(capacity.block_space) and not capacity.sliding and not capacity.keeps_states
         self.space = capacity.block_space if movable else b""  # empty: no block moves
         self.open: dict[int, OpenMove] = {}  # by number
         self.tokens_per_second = 0.0  # that the worker computes of prompts; 0: not known
-        self._pool = pool
+        self.pool = pool
         self._epoch = epoch
         self._capacity = capacity
         self._stores = stores
-        self._peers = Peers() if peers is None else peers
+        self._peers = peers
         self._is_comparable = not capacity.max_head_drafts  # a draft head's last key in a block depends on what follows
         self._clock = clock
         self._arriving: dict[bytes, int] = {}  # names, with the number of their order
@@ -78,15 +79,10 @@ class ReplicaMoves:
         self._checked: OrderedDict[bytes, str] = OrderedDict()  # names that are computed, with a store that has them
         self.sources: set[str] = set()  # stores and workers from which blocks have come
         self.takers: set[str] = set()  # stores that were offered blocks
-        self._avoided = AvoidedNames()
+        self._avoided = NameTimes(MAX_AVOIDED)  # what was to come and did not, and until when it is computed instead
         self.longest_step = 0.0  # seconds, of late
         if movable:
             pool.keep_named()
-
-    @property
-    def pool(self) -> BlockPool:
-        """Of the worker."""
-        return self._pool
 
     @property
     def held(self) -> list[int]:
@@ -128,13 +124,13 @@ class ReplicaMoves:
 
     def _may_be_found(self, names: Sequence[bytes]) -> bool:
         """Whether a store looks for these, of which no store has told the first."""
-        if self._stores.holds(self.space, names[0]) or self._avoided.has(names[0], self._clock.now):
+        if self._stores.holds(self.space, names[0]) or self._avoided.has_until(names[0], self._clock.now):
             return False
         return self._stores.lookups.awaits(self.space, names, self._seconds_to_compute(len(names)), self._clock.now)
 
     def _fetch(self, names: Sequence[bytes], found: list[int], reserve: int, *, at_any_cost: bool = False) -> bool:
         """False where that is not possible, or not worth while."""
-        pool, now = self._pool, self._clock.now
+        pool, now = self.pool, self._clock.now
         source, count = self.best_source(names[: self._num_wanted(names)])
         count = min(count, pool.num_available - (len(found) - pool.num_held_of(found)) - reserve)
         if count < 1:
@@ -194,7 +190,7 @@ class ReplicaMoves:
     def follow(self, names: Sequence[bytes]) -> bool:
         """Whether more of a prefix comes to this worker than it has, for a sequence that runs elsewhere meanwhile: so
         no client waits for it, and it is fetched also where computing would be quicker."""
-        found = self._pool.lookup(names)
+        found = self.pool.lookup(names)
         place = len(found)
         if not self.space or place >= len(names):
             return False
@@ -217,9 +213,9 @@ class ReplicaMoves:
     def lend(self, names: Sequence[bytes], deadline: float, ready: Callable[[int], None]) -> int:
         """Let another worker read the blocks of these names, all of which are here; returns a number for `take_back`.
         `ready` is called once with how many can be read."""
-        blocks = self._pool.lookup(names)
-        generations = [self._pool.hash_generations[block] for block in blocks]
-        self._pool.share(blocks)
+        blocks = self.pool.lookup(names)
+        generations = [self.pool.hash_generations[block] for block in blocks]
+        self.pool.share(blocks)
         order = ServeBlocks(self._epoch, self._next_id(), 0, list(names[: len(blocks)]), blocks, generations)
         self.open[order.move_id] = OpenMove(order, self._clock.now, deadline, blocks, ready=ready)
         self._unsent.append(order)
@@ -236,14 +232,14 @@ class ReplicaMoves:
 
     def _num_wanted(self, names: Sequence[bytes]) -> int:
         """Up to the first that is there, comes already, or did not come of late."""
-        now, knows = self._clock.now, self._pool.knows
+        now, knows = self._clock.now, self.pool.knows
         return next(
             (
                 place
                 for place, name in enumerate(names)
                 if name in self._arriving
                 or name in self._checked
-                or self._avoided.has(name, now)
+                or self._avoided.has_until(name, now)
                 or (place and knows(name))
             ),
             len(names),
@@ -270,7 +266,7 @@ class ReplicaMoves:
 
     def next_offer(self, num_steps: int) -> OfferBlocks | None:
         """Blocks that were named since the last one, by so many plans; one offer is open at a time."""
-        now, fresh = self._clock.now, self._pool.named
+        now, fresh = self._clock.now, self.pool.named
         if not fresh or self._num_offers or now < self._rests_until or not self._stores:
             return None
         store, is_check = self._stores.place_for(f"{self._epoch}"), False
@@ -280,7 +276,7 @@ class ReplicaMoves:
         chosen: dict[bytes, tuple[int, int]] = {}
         while fresh and len(chosen) < most:
             block, generation = fresh[0]
-            name = self._pool.name_of(block, generation)
+            name = self.pool.name_of(block, generation)
             if name in self._checked and chosen:
                 break  # it goes alone
             fresh.popleft()
@@ -346,9 +342,9 @@ class ReplicaMoves:
             return move
         columns = zip(order.blocks, order.names, order.generations, strict=True)
         for _, (block, name, generation) in zip(range(num_done), columns, strict=False):
-            self._pool.register(block, name, generation)
+            self.pool.register(block, name, generation)
         missing = order.names[num_done:]
-        self._avoided.add(missing, now)
+        self._avoided.note_all(missing, now + AVOID_SECONDS)
         if message.reason in AT_FAULT:
             self._stores.discard(order.store, self.space, missing)
         if num_done and message.seconds > 0.0:
@@ -372,7 +368,7 @@ class ReplicaMoves:
 
     def _give_up(self, move: OpenMove) -> None:
         if isinstance(move.order, FetchBlocks):
-            self._avoided.add(move.order.names, self._clock.now)
+            self._avoided.note_all(move.order.names, self._clock.now + AVOID_SECONDS)
         elif isinstance(move.order, OfferBlocks):
             self._rests_until = self._clock.now + REST_SECONDS
         self._close(move)
@@ -392,7 +388,7 @@ class ReplicaMoves:
         if isinstance(move.order, FetchBlocks):
             for name in move.order.names:
                 self._arriving.pop(name, None)
-        self._pool.release(move.held)
+        self.pool.release(move.held)
         if move.loan is not None:
             lender, number = move.loan
             lender.take_back(number)

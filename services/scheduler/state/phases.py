@@ -71,9 +71,6 @@ class TimeAccounts:
     def add_worker(self, replica: Replica) -> None:
         self.workers[replica] = WorkerClocks(self.clock.now)
 
-    def forget_worker(self, replica: Replica) -> None:
-        del self.workers[replica]
-
     def forget(self, sequence: Sequence) -> None:
         self.sequences.pop(sequence, None)
 

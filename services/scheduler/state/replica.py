@@ -56,7 +56,7 @@ class Replica:
         self.pools = [self.pool, *(one.pool for one in self.sliding)]
         self.snapshots = Snapshots(capacity.num_snapshots, clock) if capacity.keeps_states else None
         stores = StoreIndex() if stores is None else stores
-        self.moves = ReplicaMoves(self.pool, epoch, capacity, stores, clock, peers)
+        self.moves = ReplicaMoves(self.pool, epoch, capacity, stores, clock, Peers() if peers is None else peers)
         self.prefills: dict[Request, str] = {}  # of which only full blocks are computed here; where they go on
         self.waiting = WaitingQueue(shares)
         self.adapters = ReplicaAdapters(capacity)
@@ -66,7 +66,7 @@ class Replica:
         self.in_flight: deque[Step] = deque()
         self.num_steps = 0
         self.released_rows: list[int] = []
-        self._free_rows = list(range(capacity.max_num_seqs - 1, -1, -1))
+        self.free_rows = list(range(capacity.max_num_seqs - 1, -1, -1))
 
     @property
     def has_partial_hits(self) -> bool:
@@ -80,7 +80,7 @@ class Replica:
 
     @property
     def num_free_rows(self) -> int:
-        return len(self._free_rows)
+        return len(self.free_rows)
 
     @property
     def is_shared(self) -> bool:
@@ -169,19 +169,16 @@ class Replica:
         longest = sequence.request.max_length
         return longest <= self.capacity.max_model_len and self.blocks_for(longest) <= self.capacity.num_blocks
 
-    def is_kind_of(self, sequence: Sequence) -> bool:
-        """Whether a sequence that has output goes on here with the same bits."""
-        return sequence.request.bound_to in ("", self.capacity.fingerprint)
-
     def can_serve(self, sequence: Sequence) -> bool:
-        return self.is_kind_of(sequence) and self.has_room(sequence)
+        """Whether there is room for it, and it goes on here with the same bits if it has output."""
+        return sequence.request.bound_to in ("", self.capacity.fingerprint) and self.has_room(sequence)
 
     def start(self, sequence: Sequence) -> None:
         """Move a sequence from waiting to running and give it a row."""
         self.waiting.remove(sequence)
         if not sequence.request.bound_to:
             sequence.request.fingerprint = self.capacity.fingerprint
-        sequence.row = self._free_rows.pop()
+        sequence.row = self.free_rows.pop()
         if adapter := sequence.request.adapter:
             self.adapters.start(adapter)
         self.num_rows[sequence.tenant] += 1
@@ -309,7 +306,7 @@ class Replica:
         self.num_rows[tenant] -= 1
         if not self.num_rows[tenant]:
             del self.num_rows[tenant]
-        self._free_rows.append(sequence.row)
+        self.free_rows.append(sequence.row)
         self.released_rows.append(sequence.row)
         sequence.row = -1
         if self.pool.contents is not None:
@@ -342,11 +339,3 @@ class Replica:
     def take_released_rows(self) -> list[int]:
         rows, self.released_rows = self.released_rows, []
         return rows
-
-    @property
-    def free_rows(self) -> list[int]:
-        return list(self._free_rows)
-
-    @free_rows.setter
-    def free_rows(self, rows: list[int]) -> None:
-        self._free_rows = list(rows)

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 
 from services.scheduler.blocks.clock import Clock
-from services.scheduler.blocks.eviction_history import EvictionHistory
+from services.scheduler.blocks.name_times import NameTimes
 from services.scheduler.state.clocks import SequenceClock
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Sequence
@@ -27,12 +27,12 @@ class PrefixMissDiagnostics:
     def __init__(self, replicas: Mapping[str, Replica], clock: Clock) -> None:
         self._replicas = replicas
         self._clock = clock
-        self._lost = EvictionHistory(MAX_LOST, clock)
+        self._lost = NameTimes(MAX_LOST)
         self._seen: OrderedDict[int, bytes] = OrderedDict()  # fingerprint -> root of its last request; oldest first
 
     def lose(self, replica: Replica) -> None:
         """A worker is gone, and its cache with it."""
-        self._lost.add_all(replica.pool.names)
+        self._lost.note_all(replica.pool.names, self._clock.now)
 
     def explain(
         self, sequence: Sequence, clock: SequenceClock, replica: Replica, num_usable: int, refusal: Miss | None
@@ -72,7 +72,9 @@ class PrefixMissDiagnostics:
         for index, fingerprint in enumerate(prints):
             if first <= index < end and (index == first or reason is not Miss.NEVER_SEEN):
                 reason = self._reason(names[index], fingerprint, sequence.request.root, replica) or reason
-            self._see(fingerprint, sequence.request.root, most)
+            self._seen[fingerprint] = sequence.request.root
+            while len(self._seen) > most:
+                self._seen.popitem(last=False)
             if first <= index < end:
                 yield reason, names[index]
 
@@ -88,12 +90,6 @@ class PrefixMissDiagnostics:
         if self._lost.get(name) is not None:
             return Miss.WORKER_LOST
         return Miss.NEVER_SEEN if self._seen.get(fingerprint, root) == root else Miss.SALT
-
-    def _see(self, fingerprint: int, root: bytes, most: int) -> None:
-        seen = self._seen
-        seen[fingerprint] = root
-        while len(seen) > most:
-            seen.popitem(last=False)
 
 
 def fingerprints(token_ids: list[int], block_size: int) -> Iterator[int]:

@@ -33,7 +33,6 @@ class StepLog(StepMeter):
         self._planned: dict[tuple[int, int], dict[str, Any]] = {}  # by epoch and step
 
     def planned(self, replica: Replica, plan: StepPlan, now: float) -> None:
-        super().planned(replica, plan, now)
         if plan.step_id == 0:
             self._forget(replica.instance)
         step = replica.in_flight[-1]

@@ -54,8 +54,8 @@ class BackendBlocks:
 
     def __init__(self, address: BackendAddress, max_pending: int, seconds: float = ANSWER_SECONDS) -> None:
         """`max_pending`: bytes that wait to be put."""
-        self.on_dropped: Callable[[list[bytes]], None] = ignore  # by any thread, with keys that are gone
-        self.on_looked_up: Callable[[list[bytes], list[bytes]], None] = ignore_both  # found, and not
+        self.on_dropped: Callable[[list[bytes]], None] = lambda keys: None  # by any thread, with keys that are gone
+        self.on_looked_up: Callable[[list[bytes], list[bytes]], None] = lambda found, absent: None
         self.num_put = 0  # blocks
         self.num_failed = 0  # calls
         self.num_corrupt = 0  # values that were not what their names say
@@ -291,11 +291,3 @@ class BackendConnection:
                 backend.close()
         except Exception as error:
             log.info("backend_not_closed", reason=str(error))
-
-
-def ignore(keys: list[bytes]) -> None:
-    """Until there is anything to tell it to."""
-
-
-def ignore_both(found: list[bytes], absent: list[bytes]) -> None:
-    """The same."""

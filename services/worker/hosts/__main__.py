@@ -6,6 +6,7 @@ import contextlib
 import signal
 import sys
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -63,16 +64,15 @@ def follow_group(group: JoinedGroup) -> int:
         number = group.rank * (engine.tensor_parallel_size if engine.has_stages else 1)
         return FollowingRank(place, group.channel, group.memory, links, number)
 
-    def on_ready() -> None:
-        show_health(group.settings)
-
+    on_ready = partial(show_health, group.settings)
     if group.settings.engine.has_ranked_stages:
         return lead_stage(group.settings, group.rank, join, patience=SILENCE, on_ready=on_ready)
 
     from engine.loading.load import load_runner
     from services.worker.rank import follow
 
-    return follow(lambda ranks: load_runner(group.settings, ranks=ranks), join(), patience=SILENCE, on_ready=on_ready)
+    ranks = join()
+    return follow(lambda: load_runner(group.settings, ranks=ranks), ranks, patience=SILENCE, on_ready=on_ready)
 
 
 def show_health(settings: Settings) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import socket
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ from engine.description.spec import ModelSpec
 from engine.loading.memory import MemoryPlan, WindowPlan
 from engine.loading.ranks import GroupStart, RankReady, agree, smallest
 from engine.weights.plain import DummyWeights
-from services.worker.rank_processes import channel_pair, own_gpu
+from services.worker.rank_processes import own_gpu
 from shared.config import load_settings
 from shared.errors import ConfigError, FatalError
 from shared.messages.fingerprint import Fingerprint
@@ -212,7 +213,7 @@ def test_what_a_rank_cannot_do_is_the_groups_error() -> None:
 
 
 def test_channels_keep_messages_apart_and_notice_the_end() -> None:
-    mine, theirs = map(Channel, channel_pair())
+    mine, theirs = map(Channel, socket.socketpair())
     mine.send(ready(0))
     mine.send(ready(1))
     assert [theirs.receive(RankReady).rank for _ in range(2)] == [0, 1]

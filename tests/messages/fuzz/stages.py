@@ -145,7 +145,7 @@ class SchedulerStage(Stage):
             [self._request(core.requests[name]) for name in REQUESTS],
             (replica.epoch, replica.num_steps, [s.step_id for s in replica.in_flight], replica.pool.ref_counts[:]),
             [member for member in self.actor.membership.members if member.instance in NAMES.values()],
-            (self.actor.phase, core.capacity, core.max_model_len),
+            (self.actor.phase, core.intake.capacity, core.intake.max_model_len),
         )
 
     def _request(self, request: Any) -> tuple[Any, ...]:

@@ -40,6 +40,7 @@ class Shell:
         self.told: list[str] = []  # alarms of which an incident was written
         self.workers: dict[str, FakeWorker] = {}
         monkeypatch.setattr(actor, "send", lambda address, message: self.sent.append((address, message)))
+        monkeypatch.setattr(actor.traffic, "_send", actor.send)
         monkeypatch.setattr(actor, "afterwards", lambda work: work())
         monkeypatch.setattr(actor, "later", lambda seconds, message: self.later.append(seconds))
         monkeypatch.setattr(actor, "say_status", lambda: None)

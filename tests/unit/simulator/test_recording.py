@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from services.simulator.fitting import read_recording
-from services.worker.recording import RecordedRunner, recorded
+from services.worker.main import make_steps
+from services.worker.recording import RecordedRunner
+from services.worker.steps import StepComputation, ThreadSteps
+from shared.config import Settings
 from shared.losses import STEPS, losses
 from shared.messages import StepPlan, StepResult
 from shared.metrics.steps import StepWork
+from shared.transport import MemoryTransport
 
 
 class Runner:
     """Takes ten milliseconds, samples for the last row only."""
 
     num_resets = 0
+    capacity = SimpleNamespace(device="cpu")
+    queues = False
 
     def reset(self) -> None:
         self.num_resets += 1
@@ -36,12 +44,11 @@ def plan() -> StepPlan:
 
 def test_every_step_leaves_a_line(tmp_path: Path) -> None:
     runner, path = Runner(), tmp_path / "steps.jsonl"
-    wrapped = recorded(runner, str(path))
+    wrapped = RecordedRunner(runner, path)
     assert wrapped.run(plan()).sampled_token_ids == [7]
     wrapped.run(plan())
     wrapped.reset()
     assert runner.num_resets == 1 and wrapped.holdings() == ([0], [1])
-    assert isinstance(wrapped, RecordedRunner)
     wrapped.close()
     steps = read_recording(path)
     assert [step.work for step in steps] == [StepWork(4, 2, 1, num_context=17, num_pairs=28)] * 2
@@ -50,21 +57,23 @@ def test_every_step_leaves_a_line(tmp_path: Path) -> None:
 
 def test_without_a_file_nothing_is_wrapped() -> None:
     runner = Runner()
-    assert recorded(runner, "") is runner
+    steps = make_steps(cast(Any, runner), MemoryTransport(), Settings(), on_failure=lambda: None)
+    steps.close()
+    assert isinstance(steps, ThreadSteps) and isinstance(steps._steps, StepComputation)
+    assert steps._steps._runner is runner
 
 
 def test_a_file_that_cannot_be_written_is_an_error_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        recorded(Runner(), str(tmp_path / "nowhere" / "steps.jsonl"))
+        RecordedRunner(Runner(), tmp_path / "nowhere" / "steps.jsonl")
 
 
 def test_a_disk_that_takes_no_line_costs_lines_and_no_step() -> None:
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("no /dev/full here")
-    before, wrapped = losses()[STEPS], recorded(Runner(), str(full))
+    before, wrapped = losses()[STEPS], RecordedRunner(Runner(), full)
     for _ in range(3):
         assert wrapped.run(plan()).sampled_token_ids == [7]
-    assert isinstance(wrapped, RecordedRunner)
     wrapped.close()
     assert losses()[STEPS] == before + 3

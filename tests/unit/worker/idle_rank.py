@@ -8,7 +8,7 @@ import sys
 
 import msgspec
 
-from services.worker.group_sockets import GroupSocket, close_all
+from services.worker.group_sockets import close_all, wait_for_group
 from shared.ranks.channel import Channel
 
 
@@ -22,8 +22,8 @@ class Joined(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 def main() -> None:
     _, rank, descriptor = map(int, sys.argv[1:])
-    groups, num_groups = GroupSocket(socket.socket(fileno=descriptor)), 0
-    while descriptors := groups.wait():
+    groups, num_groups = socket.socket(fileno=descriptor), 0
+    while descriptors := wait_for_group(groups):
         num_groups += 1
         channel = Channel(socket.socket(fileno=descriptors[0]))
         channel.send(Joined(rank, num_groups, len(descriptors)))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.worker import rank_processes
-from services.worker.group_sockets import GroupSocket, group_socket_pair, send_group
+from services.worker.group_sockets import group_socket_pair, send_group, wait_for_group
 from services.worker.rank_processes import MOST_GROUPS, LastingRanks, StartedRanks
 from shared.config import Settings
 from shared.ranks.channel import Channel
@@ -86,10 +86,9 @@ def test_a_socket_that_the_leader_has_closed_gives_no_group() -> None:
     mine, theirs = group_socket_pair()
     with mine, theirs:
         send_group(mine, [mine.fileno()])
-        groups = GroupSocket(theirs)
-        (descriptor,) = groups.wait()
+        (descriptor,) = wait_for_group(theirs)
         os.close(descriptor)
         mine.close()
-        assert groups.wait() == []
+        assert wait_for_group(theirs) == []
         with pytest.raises(OSError):
             send_group(theirs, [0])

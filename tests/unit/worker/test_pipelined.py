@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from services.worker.pipelined import PipelinedComputation, PipelinedSteps
-from services.worker.progress import StepWatch
+from services.worker.pipelined import PipelinedComputation
+from services.worker.steps import ThreadSteps
 from shared.messages import Holdings, ReportHoldings, StepPlan, StepResult
 from tests.unit.worker.test_overlapped import Line
 from tests.unit.worker.test_plan_parts import decode
@@ -57,7 +57,7 @@ def run(steps: PipelinedComputation[StepPlan]) -> list[Any]:
 
 def test_the_next_plan_begins_while_parts_of_this_one_are_on_their_way() -> None:
     stages = Stages()
-    steps = PipelinedComputation(stages, StepWatch(), 2)
+    steps = PipelinedComputation(stages, 2)
     for step_id in range(3):
         steps.apply(plan(step_id, [0, 1, 2, 3]))
     results = run(steps)
@@ -76,7 +76,7 @@ def test_the_next_plan_begins_while_parts_of_this_one_are_on_their_way() -> None
 
 def test_a_single_row_is_never_on_its_way_twice() -> None:
     stages = Stages()
-    steps = PipelinedComputation(stages, StepWatch(), 3)
+    steps = PipelinedComputation(stages, 3)
     for step_id in range(3):
         steps.apply(plan(step_id, [5]))
     assert len(run(steps)) == 3 and stages.most == 1
@@ -84,7 +84,7 @@ def test_a_single_row_is_never_on_its_way_twice() -> None:
 
 def test_reports_and_newer_epochs_wait_for_what_is_on_its_way() -> None:
     stages = Stages()
-    steps = PipelinedComputation(stages, StepWatch(), 2)
+    steps = PipelinedComputation(stages, 2)
     steps.apply(plan(0, [0, 1]))
     steps.apply(ReportHoldings(1, 9, 1))
     steps.apply(plan(1, [0, 1]))
@@ -97,7 +97,7 @@ def test_reports_and_newer_epochs_wait_for_what_is_on_its_way() -> None:
 
 
 def test_a_missing_plan_is_reported_behind_the_results_before_it() -> None:
-    steps = PipelinedComputation(Stages(), StepWatch(), 2)
+    steps = PipelinedComputation(Stages(), 2)
     steps.apply(plan(0, [0, 1]))
     steps.apply(plan(2, [0, 1]))
     result, missing = run(steps)
@@ -107,7 +107,7 @@ def test_a_missing_plan_is_reported_behind_the_results_before_it() -> None:
 
 def test_results_leave_by_the_thread_of_steps() -> None:
     line = Line()
-    steps = PipelinedSteps(Stages(), line, 2, on_failure=lambda: None)
+    steps = ThreadSteps(PipelinedComputation(Stages(), 2), line, on_failure=lambda: None)
     for step_id in range(4):
         steps.submit(plan(step_id, [0, 1, 2]))
     deadline = time.monotonic() + 10

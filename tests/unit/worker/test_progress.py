@@ -11,7 +11,7 @@ import pytest
 
 from services.worker.checks import check_plan
 from services.worker.progress import PATIENCE, StepWatch
-from services.worker.steps import ThreadSteps
+from services.worker.steps import StepComputation, ThreadSteps
 from shared.errors import ProtocolError
 from shared.messages import AdmittedSequence, SlidingPlan, SlidingPool, StepPlan, StepResult, WorkerCapacity
 from shared.packing import pack_tokens
@@ -113,7 +113,7 @@ def test_a_stuck_step_thread_is_seen_from_outside() -> None:
             release.wait(10)
             return StepResult(plan.epoch, plan.step_id, [1], [5])
 
-    steps = ThreadSteps(Stuck(), MemoryTransport(), on_failure=lambda: None)
+    steps = ThreadSteps(StepComputation(Stuck()), MemoryTransport(), on_failure=lambda: None)
     steps.submit(plan())
     deadline = time.monotonic() + 5
     while not steps.watch.is_stalled(0.01) and time.monotonic() < deadline:

@@ -142,7 +142,7 @@ def test_what_another_worker_has_is_cheaper_than_what_is_to_compute() -> None:
     moves.computed(64, 1.0)
     w.add("a", PROMPT, max_tokens=2)
     w.scheduler.moves.stores.measured(has, 70 << 20, 0.1, w.now)
-    placed = w.scheduler._assignment._router._saved(
+    placed = w.scheduler._assignment.router._saved(
         w.scheduler.requests["a"].sequences[0], [w.scheduler.replicas[name] for name in (has, lacks)]
     )
     seconds = moves.seconds_from(has, 7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from shared.packing import pack_tokens
 from shared.sampling import GenerationDefaults, Limits, SamplingParams
 from tests.unit.scheduler.fake_worker import capacity
 from tests.unit.scheduler.world import World
+
+QUEUES = Policy(max_num_queued_reqs=3, max_num_queued_tokens=10)
 
 LIMITS = Limits(
     vocab_size=50, max_model_len=128, max_input_length=127, max_logprobs=20, max_n=4, max_num_blocks=64, block_size=8
@@ -35,13 +38,13 @@ def refused(check: Any, *args: Any) -> str:
     [(0, 0, ""), (2, 9, ""), (3, 0, "3 sequences are waiting"), (4, 0, "4 seq"), (0, 10, "10 prompt tokens")],
 )
 def test_a_queue_is_full_when_it_holds_its_limit(num_queued: int, num_tokens: int, words: str) -> None:
-    found = refused(check_queue, num_queued, num_tokens, 3, 10)
+    found = refused(partial(check_queue, is_background=False), num_queued, num_tokens, QUEUES)
     assert found.startswith(words) and bool(found) == bool(words)
 
 
 def test_a_full_queue_says_when_to_come_back() -> None:
     with pytest.raises(RequestError) as caught:
-        check_queue(3, 0, 3, 10)
+        check_queue(3, 0, QUEUES, is_background=False)
     assert caught.value.code is RejectCode.RESOURCE_EXHAUSTED and caught.value.retry_after_ms == 1000
 
 

@@ -148,7 +148,7 @@ def test_where_nobody_is_nobody_is_chosen() -> None:
     w = world("prefix_aware", workers=1)
     w.add("a", prompt(12))
     sequence = only(w, "a")
-    assert Router("round_robin").place(sequence, {}) is None
-    alone = Router("least_loaded").place(sequence, w.scheduler.replicas)
+    assert Router("round_robin", {}, w.scheduler.moves).place(sequence) is None
+    alone = Router("least_loaded", w.scheduler.replicas, w.scheduler.moves).place(sequence)
     assert alone is not None and alone.replica.instance == "w0" and not alone.scores
     w.run()

@@ -68,7 +68,7 @@ def test_a_smaller_worker_beside_it_cuts_nobody_short() -> None:
     world.add("large", list(range(40)) * 2, max_tokens=32)
     world.step()
     world.join("w1", SMALL)
-    assert world.scheduler.max_model_len == 64
+    assert world.scheduler.intake.max_model_len == 64
     world.run()
     world.assert_outputs("large")
 
@@ -76,6 +76,6 @@ def test_a_smaller_worker_beside_it_cuts_nobody_short() -> None:
 def test_the_smallest_worker_is_the_one_that_holds_the_fewest_tokens() -> None:
     world = World(num_blocks=20, block_size=32, max_model_len=128)
     world.join("w1", capacity(num_blocks=40, block_size=8, max_model_len=96))
-    assert world.scheduler.capacity is not None and world.scheduler.capacity.num_blocks == 40
+    assert world.scheduler.intake.capacity is not None and world.scheduler.intake.capacity.num_blocks == 40
     world.join("w2", capacity(num_blocks=50, block_size=32, max_model_len=80))
-    assert world.scheduler.capacity.num_blocks == 40 and world.scheduler.max_model_len == 80
+    assert world.scheduler.intake.capacity.num_blocks == 40 and world.scheduler.intake.max_model_len == 80

@@ -117,7 +117,7 @@ def test_a_gateway_tells_the_next_scheduler_what_is_alive() -> None:
         troupe, worker("b", other("dtype")), is_alive=had_streams
     )
     assert refusal(troupe, worker("a"), is_alive=had_streams) == ""
-    troupe.note(Heartbeat(ServiceName.GATEWAY, "g", 1))
+    troupe.heard(Heartbeat(ServiceName.GATEWAY, "g", 1), 0.0)
     assert not troupe.has_streams and refusal(troupe, worker("b", other("dtype")), is_alive=troupe.has_streams) == ""
 
 

@@ -47,7 +47,8 @@ def test_the_version_grows_when_an_instance_comes_or_begins_anew_or_goes() -> No
 
 def test_silence_counts_from_the_last_word_of_the_same_life() -> None:
     troupe = troupe_of(gateway("g"), gateway("h"))
-    assert troupe.heard("g", 1, 5.0) and not troupe.heard("g", 2, 9.0) and not troupe.heard("x", 1, 9.0)
+    beats = [Heartbeat(ServiceName.GATEWAY, name, epoch) for name, epoch in (("g", 1), ("g", 2), ("x", 1))]
+    assert [troupe.heard(beat, 5.0 + 4.0 * (beat != beats[0])) for beat in beats] == [True, False, False]
     assert troupe.take_silent(10.0, 10.0) == []
     assert [member.instance for member in troupe.take_silent(10.5, 10.0)] == ["h"]
     assert [member.instance for member in troupe.take_silent(15.5, 10.0)] == ["g", "h"]
@@ -62,10 +63,10 @@ def test_what_members_say_of_themselves() -> None:
         return troupe.has_streams, troupe.stalled, set(troupe.computing)
 
     found.append(state())
-    troupe.note(Heartbeat(ServiceName.GATEWAY, "g", 1, stalled="x" * (MAX_REASON + 9), alive=["fp"]))
-    troupe.note(Heartbeat(ServiceName.WORKER, "w", 1, is_computing=True))
+    troupe.heard(Heartbeat(ServiceName.GATEWAY, "g", 1, stalled="x" * (MAX_REASON + 9), alive=["fp"]), 0.0)
+    troupe.heard(Heartbeat(ServiceName.WORKER, "w", 1, is_computing=True), 0.0)
     found.append(state())
-    troupe.note(Heartbeat(ServiceName.GATEWAY, "g", 1))
+    troupe.heard(Heartbeat(ServiceName.GATEWAY, "g", 1), 0.0)
     found.append(state())
     troupe.join(gateway("g", MINE), 1.0)
     found.append(state())

@@ -426,14 +426,14 @@ def test_eos_and_stop_ids_end_a_sequence_and_min_tokens_delays_them() -> None:
 
 def test_without_a_worker_no_length_is_known() -> None:
     world = World()
-    assert (world.scheduler.max_model_len, world.scheduler.max_input_length) == (128, 127)
+    assert (world.scheduler.intake.max_model_len, world.scheduler.intake.max_input_length) == (128, 127)
     world.lose("w0")
-    assert (world.scheduler.max_model_len, world.scheduler.max_input_length) == (0, 0)
+    assert (world.scheduler.intake.max_model_len, world.scheduler.intake.max_input_length) == (0, 0)
 
 
 def test_a_prompt_over_the_set_input_length_is_rejected() -> None:
     world = World(Policy(max_num_batched_tokens=32, max_input_length=20))
-    assert world.scheduler.max_input_length == 20
+    assert world.scheduler.intake.max_input_length == 20
     world.add("longest", prompt(20), max_tokens=3)
     world.add("too-long", prompt(21), max_tokens=3)
     world.run()
@@ -443,7 +443,7 @@ def test_a_prompt_over_the_set_input_length_is_rejected() -> None:
 
 def test_an_input_length_over_the_models_is_the_models() -> None:
     world = World(Policy(max_num_batched_tokens=32, max_input_length=500))
-    assert (world.scheduler.max_model_len, world.scheduler.max_input_length) == (128, 127)
+    assert (world.scheduler.intake.max_model_len, world.scheduler.intake.max_input_length) == (128, 127)
 
 
 def test_the_model_length_ends_a_sequence() -> None:
@@ -457,7 +457,7 @@ def test_the_model_length_ends_a_sequence() -> None:
 def test_without_chunking_a_prompt_waits_for_a_whole_budget() -> None:
     policy = Policy(max_num_batched_tokens=32, enable_chunked_prefill=False)
     world = World(policy)
-    assert world.scheduler.max_input_length == 32
+    assert world.scheduler.intake.max_input_length == 32
     world.add("a", prompt(20), max_tokens=3)
     world.add("b", prompt(20, 7), max_tokens=3)
     world.run()

@@ -7,6 +7,7 @@ from services.scheduler.blocks.clock import Clock
 from services.scheduler.blocks.lookups import AGAIN_SECONDS, ANSWER_SECONDS, MOST_NAMES, REST_SECONDS, SHARE
 from services.scheduler.blocks.stores import StoreIndex
 from services.scheduler.state.moves import ReplicaMoves
+from services.scheduler.state.peers import Peers
 from shared.messages import StoreContents
 from tests.unit.scheduler.fake_worker import capacity
 
@@ -23,7 +24,7 @@ class Place:
         self.stores.join("s")
         self.lookups = self.stores.lookups
         self.lookups.join("s")
-        self.moves = ReplicaMoves(BlockPool(20), 5, capacity(20, block_space=SPACE), self.stores, self.clock)
+        self.moves = ReplicaMoves(BlockPool(20), 5, capacity(20, block_space=SPACE), self.stores, self.clock, Peers())
 
     def awaits(self, names: list[bytes]) -> bool:
         return self.moves.awaits(names, [], 1)

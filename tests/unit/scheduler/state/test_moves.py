@@ -11,6 +11,7 @@ from services.scheduler.blocks.block_pool import BlockPool
 from services.scheduler.blocks.clock import Clock
 from services.scheduler.blocks.stores import StoreIndex
 from services.scheduler.state.moves import REST_SECONDS, ReplicaMoves
+from services.scheduler.state.peers import Peers
 from services.scheduler.state.policy import Policy
 from shared.errors import ProtocolError
 from shared.messages import BlocksMoved
@@ -30,7 +31,7 @@ class Place:
         self.stores.told("s", [SPACE + name for name in NAMES[:6]], [], is_first=True)
         size = capacity(num_blocks, block_space=SPACE)
         size = msgspec.structs.replace(size, max_head_drafts=max_head_drafts)
-        self.moves = ReplicaMoves(self.pool, 5, size, self.stores, self.clock)
+        self.moves = ReplicaMoves(self.pool, 5, size, self.stores, self.clock, Peers())
 
     def finish(self, num_done: int, seconds: float = 0.1, reason: str = "") -> None:
         (order,) = self.moves.take_fetches(0)
@@ -47,7 +48,7 @@ def test_what_came_is_found_and_what_did_not_is_computed() -> None:
     found = place.pool.lookup(NAMES)
     assert len(found) == 4 and not place.pool.num_held
     assert not place.moves.awaits(NAMES, found, 1), "the rest is not there, whatever the store said"
-    assert place.stores.num_of("s") == 4
+    assert [place.stores.holds(SPACE, name) for name in NAMES[:6]] == [True] * 4 + [False] * 2
 
 
 def test_a_slow_store_is_passed_over_and_tried_again_later() -> None:

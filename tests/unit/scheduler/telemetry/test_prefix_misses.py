@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.scheduler.blocks.clock import Clock
-from services.scheduler.blocks.eviction_history import EvictionHistory
+from services.scheduler.blocks.name_times import NameTimes
 from services.scheduler.state.policy import Policy
 from services.scheduler.telemetry.prefix_misses import fingerprints
 from shared.phases import Miss
@@ -135,11 +134,9 @@ def test_a_whole_hit_misses_its_last_token() -> None:
 
 
 def test_ghosts_are_bounded_and_the_latest_stay() -> None:
-    clock = Clock(1.0)
-    evicted = EvictionHistory(2, clock)
-    for name in (b"a", b"b", b"a", b"c"):
-        evicted.add(name)
-        clock.now += 1
+    evicted = NameTimes(2)
+    for time, name in enumerate((b"a", b"b", b"a", b"c"), start=1):
+        evicted.note(name, float(time))
     assert evicted.get(b"b") is None
     assert evicted.get(b"a") == 3.0
     assert evicted.get(b"c") == 4.0

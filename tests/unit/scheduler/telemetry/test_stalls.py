@@ -65,8 +65,8 @@ def test_what_a_heartbeat_says_is_on_the_roster_until_it_says_otherwise() -> Non
     troupe = Membership()
     troupe.join(hello(), 0.0)
     for stalled, computing in (("stuck", True), ("", False)):
-        troupe.note(Heartbeat(ServiceName.WORKER, "w", 1, 5, "a", stalled, computing))
+        troupe.heard(Heartbeat(ServiceName.WORKER, "w", 1, 5, "a", stalled, computing), 0.0)
         assert troupe.stalled == ([f"w: {stalled}"] if stalled else [])
         assert troupe.computing == (frozenset({"w"}) if computing else frozenset())
-    troupe.note(Heartbeat(ServiceName.WORKER, "w", 1, 5, "a", "x" * 10_000))
+    troupe.heard(Heartbeat(ServiceName.WORKER, "w", 1, 5, "a", "x" * 10_000), 0.0)
     assert len(troupe.stalled[0]) < 300
