@@ -27,7 +27,7 @@ from engine.loading.profile import most_positions
 from engine.modeling.expert_balancer import PlannedMoves
 from engine.modeling.native import NativeDecoder, build_native, describe_whole
 from engine.modeling.ranks import RankDecoder, firsts_of, make_group
-from engine.weights.rank_source import RankSource, why_not_whole
+from engine.weights.part_source import RankSource, why_not_whole
 from engine.weights.source import WeightSource
 from kernels.cpu import abi
 from shared.config import EngineSettings, Settings

@@ -18,9 +18,8 @@ from engine.loading.ranks import RankReady, Ranks, join, smallest
 from engine.modeling.native import NativeDecoder, build_native
 from engine.modeling.ranks import RankDecoder, firsts_of
 from engine.modeling.stages import FollowingStage, StagedDecoder
-from engine.weights.rank_source import RankSource
+from engine.weights.part_source import RankSource, StageSource
 from engine.weights.source import WeightSource
-from engine.weights.stage_source import StageSource
 from shared.config import Settings
 from shared.errors import ConfigError
 from shared.messages.fingerprint import Fingerprint

@@ -29,7 +29,7 @@ from engine.modeling.collectives import CollectiveBackend
 from engine.modeling.rank_assembly import build_torch_rank
 from engine.modeling.rank_links import FollowingLink, LeadingLinks, MeetingOrder
 from engine.modeling.torch_ranks import FollowingTorchRank, LeadingTorchRank, TorchRankDecoder
-from engine.weights.rank_source import RankSource
+from engine.weights.part_source import RankSource
 from engine.weights.source import WeightSource
 from kernels.cpu.linear import columns_are_alone
 from shared.config import EngineSettings
