@@ -18,8 +18,8 @@ from engine.modeling.batch import Ints, StepBatch
 from engine.modeling.kv_pool import KVPool, Sliding
 from engine.modeling.native import NativeDecoder
 from engine.modeling.ranks import RankDecoder, RankedPool
-from engine.modeling.stage_links import Frame, Octets, StageLink, StageRing
-from engine.modeling.step_orders import CopyOrder, OrderedBatches, StepOrder, copy_blocks, order_step
+from engine.modeling.stage_links import Frame, StageLink, StageRing
+from engine.modeling.step_orders import CopyOrder, Octets, OrderedBatches, StepOrder, order_step
 from kernels.cpu import abi
 from kernels.cpu.ranks import why_ended
 from shared.errors import FatalError
@@ -105,7 +105,7 @@ class StagedDecoder:
             frame = self._ring.take()
             if isinstance(frame.order, StepOrder):
                 return frame.order, frame.rows
-            copy_blocks(self._pools, frame.order)
+            self._pools[frame.order.pool].copy_blocks(frame.order.copies)
 
     def _order_copy(self, pool: int, copies: Sequence[tuple[int, int]]) -> None:
         self._ring.send(CopyOrder(self._next_number(), pool, list(copies)))
@@ -141,7 +141,7 @@ class FollowingStage(StagedDecoder):
             if order.number != self._next_number():
                 raise FatalError(f"order {order.number} came in the place of {self._number - 1}")
             if isinstance(order, CopyOrder):
-                copy_blocks(self._pools, order)
+                self._pools[order.pool].copy_blocks(order.copies)
                 passed = Frame(order, rows)
             else:
                 passed = self._compute(order, rows)
