@@ -27,7 +27,10 @@ class NativeAround:
 
 
 class NativeHead(HeadModel):
-    """Drafts with penalties and the like are left to what a `HeadModel` does step by step."""
+    """Makes all drafts of a step in one call, where only temperature and truncation change logits.
+
+    Drafts with penalties and the like are left to what a `HeadModel` does step by step.
+    """
 
     def __init__(self, spec: HeadSpec, layers: NativeDecoder, around: NativeAround, native: Native) -> None:
         super().__init__(spec, layers, around.weights, native.rms_norm)
