@@ -32,6 +32,7 @@ class StagedDecoder:
         """`links`: sockets to the stages before it, in order; `first_number`: of the orders, which all stages agree
         on."""
         self.spec = decoder.spec  # of its layers
+        self.device, self.layer_bytes = decoder.device, decoder.layer_bytes
         self.seconds = [0.0] * len(links)  # that the stages before it have computed
         self._decoder = decoder
         self._ring = StageRing(links, 4 * decoder.spec.hidden_size)
@@ -40,16 +41,9 @@ class StagedDecoder:
         self._pools: tuple[KVPool, ...] = ()
 
     @property
-    def device(self) -> torch.device:
-        return self._decoder.device
-
-    @property
     def waited(self) -> float:
         """Seconds in which the last stage had to wait for those before it."""
         return self._ring.waited
-
-    def layer_bytes(self, block_size: int) -> list[int]:
-        return self._decoder.layer_bytes(block_size)
 
     def allocate(self, num_blocks: int, block_size: int, sliding: Sliding = (), num_states: int = 0) -> KVPool:
         pool = self._decoder.allocate(num_blocks, block_size, sliding)

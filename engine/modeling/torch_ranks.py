@@ -34,7 +34,7 @@ class TorchRankDecoder:
 
     def __init__(self, part: Decoder, collectives: Collectives, *, dual_batch_threshold: int = 0) -> None:
         """`dual_batch_threshold`: tokens of a step that is computed as two halves in turns; 0: none is."""
-        self.spec = part.spec
+        self.spec, self.device, self.layer_bytes = part.spec, part.device, part.layer_bytes
         self.part = part
         self.collectives = collectives
         self.dual_batch_threshold = dual_batch_threshold
@@ -43,13 +43,6 @@ class TorchRankDecoder:
         self._dual = DualBatch(part.device) if dual_batch_threshold else None
         if self._dual is not None:
             collectives.pass_turn = self._dual.pass_turn
-
-    @property
-    def device(self) -> torch.device:
-        return self.part.device
-
-    def layer_bytes(self, block_size: int) -> list[int]:
-        return self.part.layer_bytes(block_size)
 
     def allocate(self, num_blocks: int, block_size: int, sliding: Sliding = (), num_states: int = 0) -> KVPool:
         pool = self.part.allocate(num_blocks, block_size, sliding)
