@@ -45,7 +45,9 @@ class OrderDigest:
         self.add(b"")
 
 
-class _End(LinkEnd):
+class RankLinkEnd(LinkEnd):
+    """Of a connection between the leader and a rank."""
+
     @property
     def hosts(self) -> tuple[str, str]:
         """Addresses of this host and of the other one, as this connection has them."""
@@ -60,7 +62,7 @@ class LeadingLinks:
     def __init__(self, links: Sequence[int], agreed: int) -> None:
         """`links`: descriptors of sockets."""
         self.digest = OrderDigest(agreed)
-        self._ends = [_End(link) for link in links]
+        self._ends = [RankLinkEnd(link) for link in links]
 
     @property
     def host(self) -> str:
@@ -85,29 +87,21 @@ class LeadingLinks:
             end.hang_up()
 
 
-class FollowingLink:
+class FollowingLink(RankLinkEnd):
     """The end of a rank that does not lead."""
 
     def __init__(self, link: int, agreed: int) -> None:
         """`link`: the descriptor of a socket."""
+        super().__init__(link)
         self.digest = OrderDigest(agreed)
-        self._end = _End(link)
-
-    @property
-    def hosts(self) -> tuple[str, str]:
-        """Addresses of this host and of the leader's."""
-        return self._end.hosts
 
     def receive(self) -> RankOrder:
         """Raises OSError where the other end is closed, or says what cannot be."""
-        (size,) = _LENGTH.unpack(self._end.take(_LENGTH.size).data)
-        data = self._end.take_order(size)
+        (size,) = _LENGTH.unpack(self.take(_LENGTH.size).data)
+        data = self.take_order(size)
         self.digest.add(data)
         return decoded(_DECODER, data)
 
     def answer(self) -> None:
         """The digest of all orders so far.  Raises OSError."""
-        self._end.socket.sendall(self.digest.value)
-
-    def hang_up(self) -> None:
-        self._end.hang_up()
+        self.socket.sendall(self.digest.value)
