@@ -6,20 +6,18 @@ What a message waits on its way does not count: the gateway, which had it first,
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 
 from shared.clock import steady_time
 from shared.messages import AttachRequest, RequestHeader
 
+Dated = TypeVar("Dated", RequestHeader, AttachRequest)
 
-def received(header: RequestHeader) -> RequestHeader:
+
+def received(message: Dated) -> Dated:
     """With a deadline by our clock."""
-    if header.time_left is None:
-        return header
-    return msgspec.structs.replace(header, deadline=steady_time() + header.time_left)
-
-
-def attach_received(message: AttachRequest) -> AttachRequest:
     if message.time_left is None:
         return message
     return msgspec.structs.replace(message, deadline=steady_time() + message.time_left)

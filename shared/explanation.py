@@ -126,10 +126,7 @@ def for_clients(latency: LatencyBreakdown) -> LatencyBreakdown:
     misses = list(latency.misses)
     misses[Miss.NEVER_SEEN] += misses[Miss.SALT]
     misses[Miss.SALT] = 0
-    return LatencyBreakdown(
-        latency.spent, latency.stamp, latency.num_ahead, latency.num_chunks, latency.num_preemptions, misses,
-        latency.evicted_ago,
-    )  # fmt: skip
+    return msgspec.structs.replace(latency, misses=misses)
 
 
 def _ms(milliseconds: float) -> str:

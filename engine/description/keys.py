@@ -21,6 +21,13 @@ def read_object(path: Path) -> dict[str, Any]:
     return content
 
 
+def positive(key: str, value: Any) -> float:
+    """A number above zero.  Raises ModelError naming the key."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ModelError(f"{key} must be a positive number, got {value!r}")
+    return float(value)
+
+
 class ConfigKeys:
     """One JSON object of a configuration.  All methods raise ModelError naming the key."""
 
@@ -44,10 +51,7 @@ class ConfigKeys:
 
     def number(self, key: str, default: float | None = None) -> float:
         """Above zero."""
-        value = self._or_default(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise ModelError(f"{key} must be a positive number, got {value!r}")
-        return float(value)
+        return positive(key, self._or_default(key, default))
 
     def flag(self, key: str, default: bool = False) -> bool:
         value = self.raw.get(key)

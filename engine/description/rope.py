@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from engine.description.keys import positive
 from shared.errors import ModelError
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
@@ -92,17 +93,17 @@ def parse_rope(
     kind = OLD_KINDS.get(kind, kind)
     if kind not in KINDS:
         raise ModelError(f"rope type {kind!r} is not supported; supported: {', '.join(KINDS)}")
-    theta = _positive("rope_theta", scaling.get("rope_theta") or raw.get("rope_theta") or theta)
+    theta = positive("rope_theta", scaling.get("rope_theta") or raw.get("rope_theta") or theta)
     share = _share(raw, scaling, partial)
     if kind == "default":
         return RopeConfig(theta=theta, share=share)
     if kind == "proportional":
-        return RopeConfig(kind=kind, theta=theta, turning=share, factor=_positive("factor", scaling.get("factor", 1.0)))
+        return RopeConfig(kind=kind, theta=theta, turning=share, factor=positive("factor", scaling.get("factor", 1.0)))
     original = scaling.get("original_max_position_embeddings") or raw.get("original_max_position_embeddings")
     if kind == "longrope":
         return _longrope(scaling, theta, share, original, max_position_embeddings)
     factor = _factor(scaling, kind, original, max_position_embeddings)
-    positions = int(_positive("original_max_position_embeddings", original or max_position_embeddings))
+    positions = int(positive("original_max_position_embeddings", original or max_position_embeddings))
     if kind == "llama3":
         return _llama3(scaling, theta, factor, positions)
     if kind == "yarn":
@@ -116,20 +117,20 @@ def _share(raw: Mapping[str, Any], scaling: Mapping[str, Any], partial: bool) ->
     share = scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0
     if share != 1.0 and not partial:
         raise ModelError(f"partial_rotary_factor {share!r} is not supported; supported: 1.0")
-    return _positive("partial_rotary_factor", share)
+    return positive("partial_rotary_factor", share)
 
 
 def _longrope(
     scaling: Mapping[str, Any], theta: float, share: float, original: Any, max_position_embeddings: int
 ) -> RopeConfig:
     """LongRoPE (arXiv 2402.13753): factors of each pair of dimensions, one list for short sequences, one for long."""
-    original = _positive("original_max_position_embeddings", original or max_position_embeddings)
+    original = positive("original_max_position_embeddings", original or max_position_embeddings)
     lists = [scaling.get(key) for key in ("short_factor", "long_factor")]
     for key, found in zip(("short_factor", "long_factor"), lists, strict=True):
         if not isinstance(found, list) or not found:
             raise ModelError(f"rope type 'longrope' needs {key}, a list of numbers")
-    short, long = (tuple(_positive("short_factor or long_factor", one) for one in found or ()) for found in lists)
-    factor = _positive("factor", scaling.get("factor") or max_position_embeddings / original)
+    short, long = (tuple(positive("short_factor or long_factor", one) for one in found or ()) for found in lists)
+    factor = positive("factor", scaling.get("factor") or max_position_embeddings / original)
     given = scaling.get("attention_factor")
     stretch = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     return RopeConfig(
@@ -138,7 +139,7 @@ def _longrope(
         share=share,
         factor=factor,
         original_max_positions=int(original),
-        attention_factor=stretch if given is None else _positive("attention_factor", given),
+        attention_factor=stretch if given is None else positive("attention_factor", given),
         short_factors=short,
         long_factors=long,
     )
@@ -171,8 +172,8 @@ def _yarn(scaling: Mapping[str, Any], theta: float, factor: float, positions: in
         theta=theta,
         factor=factor,
         original_max_positions=positions,
-        beta_fast=_positive("beta_fast", scaling.get("beta_fast") or 32),
-        beta_slow=_positive("beta_slow", scaling.get("beta_slow") or 1),
+        beta_fast=positive("beta_fast", scaling.get("beta_fast") or 32),
+        beta_slow=positive("beta_slow", scaling.get("beta_slow") or 1),
         truncate=bool(scaling.get("truncate", True)),
         attention_factor=_attention_factor(scaling, factor),
     )
@@ -182,7 +183,7 @@ def _attention_factor(scaling: Mapping[str, Any], factor: float) -> float:
     """YaRN's temperature (arXiv 2309.00071, section 3.4), with the two corrections that some checkpoints carry."""
     given = scaling.get("attention_factor")
     if given is not None:
-        return _positive("attention_factor", given)
+        return positive("attention_factor", given)
     own, all_dims = scaling.get("mscale"), scaling.get("mscale_all_dim")
     if own and all_dims:
         return mscale(factor, own) / mscale(factor, all_dims)
@@ -197,10 +198,4 @@ def mscale(factor: float, weight: float) -> float:
 def _required(scaling: Mapping[str, Any], kind: str, key: str) -> float:
     if scaling.get(key) is None:
         raise ModelError(f"rope type {kind!r} needs {key}")
-    return _positive(key, scaling[key])
-
-
-def _positive(key: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise ModelError(f"{key} must be a positive number, got {value!r}")
-    return float(value)
+    return positive(key, scaling[key])

@@ -7,24 +7,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from shared.messages.steps import StepResult
 
 
-class StepTimer(Protocol):
+class HostTimer:
     """Measures one step, from when it is made."""
 
-    def stop(self) -> None: ...
-
-    def seconds(self) -> float:
-        """Waits for the step where it runs behind the host's back."""
-        ...
-
-
-class HostTimer:
     def __init__(self) -> None:
         self._begin = time.perf_counter()
         self._seconds = 0.0
@@ -37,7 +29,8 @@ class HostTimer:
 
 
 class DeviceTimer:
-    """Events around what is launched in between; the wait is blocking, so that it takes no processor."""
+    """The same of a step that runs behind the host's back, by events around what is launched in between; `seconds`
+    waits for it, and the wait takes no processor."""
 
     def __init__(self) -> None:
         make: Callable[..., Any] = torch.cuda.Event
@@ -50,6 +43,9 @@ class DeviceTimer:
     def seconds(self) -> float:
         self._end.synchronize()
         return float(self._begin.elapsed_time(self._end)) / 1000
+
+
+StepTimer = HostTimer | DeviceTimer
 
 
 def start_timer(device: torch.device) -> StepTimer:

@@ -49,8 +49,6 @@ def make_empty_result(plan: StepPlan, fenced: list[RefusedRow], seconds: float) 
         step_id=plan.step_id,
         num_sampled=[],
         sampled_token_ids=[],
-        logprobs=[],
-        prompt_logprobs={},
         device_time=seconds if plan.rows else 0.0,
     )
     return completed(result, fenced, len(plan.rows)) if fenced else result

@@ -138,9 +138,10 @@ class RowAutomata:
         self._vocabulary: Vocabulary | None = None  # the last one
         self._ready: OrderedDict[str, Automaton] = OrderedDict()  # at their starts, for that vocabulary
         self._rows: dict[int, Held] = {}
-        self._builders: ThreadPoolExecutor | None = None
-        self._resumers: ThreadPoolExecutor | None = None
-        self._followers: ThreadPoolExecutor | None = None
+        # Their threads begin with the first work: there are none where no request has asked.
+        self._building = ThreadPoolExecutor(1, "grammars", initializer=take_idle_time_only)
+        self._resuming = ThreadPoolExecutor(1, "resuming")  # of streams that have begun elsewhere, and wait
+        self._following = ThreadPoolExecutor(max(1, min(4, (os.cpu_count() or 1) // 4)), "automata")
 
     def __bool__(self) -> bool:
         return bool(self._rows)
@@ -169,7 +170,7 @@ class RowAutomata:
         eos = tuple(sequence.eos_token_ids)
         ends = Ends(eos, tuple(params.stop_token_ids), min_length, params.ignore_eos)
         has_output = len(sequence.token_ids) // LANE > sequence.num_prompt_tokens
-        threads = self._resuming() if has_output else self._building()
+        threads = self._resuming if has_output else self._building
         return Held(ends, threads.submit(self._build, sequence, ends))
 
     def _without_grammar(self, sequence: AdmittedSequence) -> Held:
@@ -254,28 +255,9 @@ class RowAutomata:
                 self._vocabulary = found
         return found
 
-    # -- the threads: none where no request has asked
-
-    def _resuming(self) -> ThreadPoolExecutor:
-        """A stream that has begun elsewhere waits for its automaton, which was followed there."""
-        if self._resumers is None:
-            self._resumers = ThreadPoolExecutor(1, "resuming")
-        return self._resumers
-
     def _thread_for(self, standing: Standing) -> ThreadPoolExecutor:
         """A row whose last step was costly is followed in idle time only."""
-        return self._building() if standing.is_costly else self._following()
-
-    def _building(self) -> ThreadPoolExecutor:
-        if self._builders is None:
-            self._builders = ThreadPoolExecutor(1, "grammars", initializer=take_idle_time_only)
-        return self._builders
-
-    def _following(self) -> ThreadPoolExecutor:
-        if self._followers is None:
-            count = max(1, min(4, (os.cpu_count() or 1) // 4))
-            self._followers = ThreadPoolExecutor(count, "automata")
-        return self._followers
+        return self._building if standing.is_costly else self._following
 
 
 def _advance(standing: Standing, ends: Ends, tokens: StepTokens, sample: int) -> Standing:

@@ -147,7 +147,7 @@ class RowTable:
         """Places of the rows' adapters as they are now, NO_ADAPTER or UNKNOWN; None where none has any."""
         if not self._adapters:
             return None
-        find = self._bank.place_of if self._bank is not None else _place_of_none
+        find = self._bank.place_of if self._bank is not None else lambda digest: UNKNOWN if digest else NO_ADAPTER
         places = np.array([find(self._adapters.get(row, "")) for row in rows.tolist()], np.int64)
         return places if np.count_nonzero(places != NO_ADAPTER) else None
 
@@ -259,8 +259,3 @@ class RowTable:
         if self.states is not None:
             partly = rows[accepted < counts]
             self.states.put_back(partly, self.num_computed[partly])
-
-
-def _place_of_none(digest: str) -> int:
-    """Where no adapters are served."""
-    return UNKNOWN if digest else NO_ADAPTER

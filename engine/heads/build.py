@@ -13,7 +13,7 @@ from engine.description.draft_head import HeadSpec
 from engine.description.names import LayerParts
 from engine.description.spec import NO_ROPE
 from engine.heads.model import AroundWeights, HeadModel
-from engine.heads.native import NativeAround, NativeHead, readable
+from engine.heads.native import NativeHead, readable
 from engine.heads.source import HeadSource
 from engine.modeling.assembly import DecoderReader, torch_layout
 from engine.modeling.decoder import Decoder
@@ -73,7 +73,7 @@ def build_native_head(
     norms = _norms(around, source, torch.float32, target.device)
     weights = AroundWeights(linears, norms, readable(embedding), ids)
     source.release()
-    return NativeHead(spec, layers, NativeAround(packed, weights), native)
+    return NativeHead(spec, layers, weights, packed, native)
 
 
 def _packed_linear(slot: str, around: LayerParts, source: HeadSource, formats: Formats, native: Native) -> PackedLinear:

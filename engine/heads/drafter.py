@@ -6,34 +6,17 @@ drafts ahead may need blocks that a row does not have yet, so each row has a few
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
-
 import numpy as np
 from torch import Tensor
 
 from engine.execution.rows import RowTable
 from engine.heads.model import HeadModel
+from engine.heads.native import NativeHead
 from engine.modeling.batch import Ints, StepBatch
 from engine.modeling.kv_pool import KVPool
-from engine.sampling.columns import SamplingColumns
 from engine.sampling.processing import SampleBatch
 from engine.sampling.sampler import Sampler
 from kernels.ops.transfer import to_device
-
-
-@runtime_checkable
-class DraftsAtOnce(Protocol):
-    """A head that makes all drafts of a step in one call, where only temperature and truncation change logits."""
-
-    def draft(
-        self,
-        batch: StepBatch,  # of the head; wants one of each sequence that gets drafts
-        captured: Tensor,  # [num_tokens of the model's step, captured features]
-        firsts: Ints,  # [num_seqs] rows of `captured`: each sequence's first
-        counts: Ints,  # [num_seqs] drafts
-        columns: SamplingColumns | None,  # None: the likeliest tokens
-    ) -> Ints:  # [sum of counts]
-        ...
 
 
 class HeadDrafter:
@@ -49,7 +32,7 @@ class HeadDrafter:
         self.captures = head.spec.captures
         self.most = most
         self._head = head
-        self._at_once = head if isinstance(head, DraftsAtOnce) else None
+        self._at_once = head if isinstance(head, NativeHead) else None
         self._sampler = sampler
         self._table = table
         size = table.block_size

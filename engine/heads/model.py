@@ -4,48 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from engine.description.draft_head import HeadSpec
-from engine.modeling.batch import Ints, StepBatch
-from engine.modeling.kv_pool import KVPool, Sliding
+from engine.modeling.batch import StepBatch
+from engine.modeling.decoder import Decoder
+from engine.modeling.native import NativeDecoder
 
 Linear = Callable[[Tensor], Tensor]
-
-
-class HeadLayers(Protocol):
-    """The layers of a head, and its vocabulary: a decoder that begins with vectors, and ends without a norm."""
-
-    def layer_bytes(self, block_size: int) -> list[int]:
-        """Of a block of the KV pool, in each layer."""
-        ...
-
-    def allocate(self, num_blocks: int, block_size: int, sliding: Sliding = (), num_states: int = 0) -> KVPool: ...
-
-    def forward_from(
-        self,
-        batch: StepBatch,
-        inputs: Tensor,  # [num_tokens, hidden_size]
-        beside: Tensor | None,  # [num_tokens, 2 * hidden_size], changed: what the first layer's attention reads
-    ) -> Tensor:  # [sum of wanted, hidden_size]
-        ...
-
-    def logits(
-        self,
-        hidden: Tensor,  # [n, hidden_size]
-        adapters: Ints | None = None,
-    ) -> Tensor:  # [n, drafts' vocabulary] float32
-        ...
-
-    def greedy(
-        self,
-        hidden: Tensor,  # [n, hidden_size]
-        adapters: Ints | None = None,
-    ) -> Tensor:  # [n] int64
-        ...
+HeadLayers = Decoder | NativeDecoder  # that begins with vectors, and ends without a norm; its vocabulary is the drafts'
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -18,22 +18,24 @@ from kernels.cpu.native import DraftingColumns, Native
 from kernels.cpu.packing import FORMATS, PackedLinear
 
 
-@dataclass(frozen=True, slots=True)
-class NativeAround:
-    """What stands around the layers, as the library reads it."""
-
-    linears: dict[str, PackedLinear]  # by slot
-    weights: AroundWeights  # whose norms and embedding are float32, the embedding perhaps bfloat16
-
-
 class NativeHead(HeadModel):
-    """Drafts with penalties and the like are left to what a `HeadModel` does step by step."""
+    """Makes all drafts of a step in one call, where only temperature and truncation change logits.
 
-    def __init__(self, spec: HeadSpec, layers: NativeDecoder, around: NativeAround, native: Native) -> None:
-        super().__init__(spec, layers, around.weights, native.rms_norm)
+    Drafts with penalties and the like are left to what a `HeadModel` does step by step.
+    """
+
+    def __init__(
+        self,
+        spec: HeadSpec,
+        layers: NativeDecoder,
+        weights: AroundWeights,  # whose norms and embedding are float32, the embedding perhaps bfloat16
+        linears: Mapping[str, PackedLinear],  # what stands around the layers, as the library reads it, by slot
+        native: Native,
+    ) -> None:
+        super().__init__(spec, layers, weights, native.rms_norm)
         self._decoder = layers
-        self._held = around  # the structure points into it
-        self._struct = _describe(spec, around)
+        self._held = linears  # the structure points into them, and into the weights
+        self._struct = _describe(spec, weights, linears)
 
     def draft(
         self,
@@ -47,8 +49,7 @@ class NativeHead(HeadModel):
         return self._decoder.draft(self._struct, batch, DraftingColumns(captured, firsts, counts, sampled))
 
 
-def _describe(spec: HeadSpec, around: NativeAround) -> abi.PgHead:
-    weights = around.weights
+def _describe(spec: HeadSpec, weights: AroundWeights, linears: Mapping[str, PackedLinear]) -> abi.PgHead:
     head = abi.PgHead(
         embedding=weights.embedding.data_ptr(),
         embedding_format=FORMATS[weights.embedding.dtype],
@@ -60,7 +61,7 @@ def _describe(spec: HeadSpec, around: NativeAround) -> abi.PgHead:
         feeds_normed=spec.feeds_normed,
         skips_first=spec.skips_first,
     )
-    for slot, linear in around.linears.items():
+    for slot, linear in linears.items():
         setattr(head, slot, linear.struct)
     used = {
         "capture_norm": bool(spec.capture_norm),

@@ -7,15 +7,15 @@ import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import structlog
 import torch
 
 from engine.description.spec import ModelSpec
 from engine.modeling.assembly import torch_layout
+from engine.modeling.kv_pool import KVLayout
 from engine.modeling.native import why_unsupported
-from engine.modeling.native_layout import native_layout
+from engine.modeling.native_layout import NativeLayout, native_layout
 from engine.weights.formats import Formats, resolve_device, resolve_formats
 from kernels.cpu.loading import load as load_native
 from kernels.cpu.native import Native, NativeUnavailable
@@ -23,18 +23,12 @@ from kernels.flash.attention import HeadShape
 from kernels.interface import AttentionShape, Kernels, SamplingKernels
 from kernels.ops.linear_fp8 import FP8
 from kernels.provider import FLASH_LIBRARIES, has_triton, native_sampling, select_kernels, with_flash
-from shared.config import EngineSettings, MemorySettings, Settings
+from shared.config import EngineSettings, Settings
 from shared.errors import ConfigError
 
 LEAST_CAPABILITY = (8, 9)  # of a GPU that multiplies E4M3
 
 log = structlog.get_logger()
-
-
-class Layout(Protocol):
-    """Of a KV pool."""
-
-    def layer_bytes(self, block_size: int) -> list[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +62,7 @@ class Backend:
         """Of one sequence's states."""
         return spec.state_bytes(4 if self.native is not None else self.formats.compute.itemsize)
 
-    def layout(self, spec: ModelSpec) -> Layout:
+    def layout(self, spec: ModelSpec) -> KVLayout | NativeLayout:
         if self.native is not None:
             return native_layout(spec, self.native, self.formats)
         return torch_layout(spec, self.formats, self.device)
@@ -88,11 +82,13 @@ def choose_backend(
     max_model_len = settings.scheduling.max_model_len or spec.max_position_embeddings
     if device.type == "cpu" and settings.engine.kernels != "torch":
         native, no_native = _find_native(settings.engine)
-    resolve = partial(_formats, settings.engine, settings.memory, stored, device, quantised, codes)
-    formats = resolve(native)
+    resolve = partial(
+        resolve_formats, settings.engine, settings.memory, stored, device, quantised=quantised, codes=codes
+    )
+    formats = resolve(native=native is not None, fast_bfloat16=native is not None and native.fast_bfloat16)
     if native is not None and (reason := why_unsupported(spec, native, formats, settings.memory.block_size)):
         native, no_native = None, f"this model is not served: {reason}"
-        formats = resolve(None)
+        formats = resolve()
     if no_native and settings.engine.kernels == "native":
         raise ConfigError(f"kernels is 'native', but {no_native}; use kernels=auto or torch")
     if no_native:
@@ -154,30 +150,6 @@ def _with_flash(
     if not kernels.attention_sinks and any(one.sinks for one in spec.attentions):
         raise ConfigError(f"attention_backend {backend!r} does not serve this model's attention sinks; use triton")
     return kernels
-
-
-def _formats(
-    engine: EngineSettings,
-    memory: MemorySettings,
-    stored: torch.dtype,
-    device: torch.device,
-    quantised: bool,
-    codes: bool,
-    native: Native | None,
-) -> Formats:
-    return resolve_formats(
-        dtype=engine.dtype,
-        quantization=engine.quantization,
-        quantization_group=engine.quantization_group,
-        quantization_head=engine.quantization_head,
-        kv_cache_dtype=memory.kv_cache_dtype,
-        stored=stored,
-        device=device,
-        fast_bfloat16=native is not None and native.fast_bfloat16,
-        quantised=quantised,
-        codes=codes,
-        native=native is not None,
-    )
 
 
 def _find_native(settings: EngineSettings) -> tuple[Native | None, str]:

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.description.spec import ModelSpec
-from engine.lora.adapter import LoraAdapter
-from engine.modeling.batch import Ints, StepBatch
+from engine.modeling.batch import StepBatch
 from engine.modeling.decoder import Decoder
 from engine.modeling.inputs import PoolInputs, StepInputs
 from engine.modeling.kv_pool import KVPool, Sliding
@@ -121,6 +120,11 @@ class GraphedDecoder:
     def __init__(self, decoder: Decoder, recorder: Recorder, *, max_tokens: int, longest: int) -> None:
         """For steps of up to `max_tokens` tokens, `longest` of an entry: 1 + the most draft tokens."""
         self.spec: ModelSpec = decoder.spec
+        self.device: torch.device = decoder.device
+        # Nothing of these is replayed.
+        self.layer_bytes, self.logits, self.greedy = decoder.layer_bytes, decoder.logits, decoder.greedy
+        self.reserve_adapters, self.hold_adapter = decoder.reserve_adapters, decoder.hold_adapter
+        self.drop_adapter = decoder.drop_adapter
         self._decoder = decoder
         self._recorder = recorder
         self.max_tokens = max_tokens
@@ -129,33 +133,12 @@ class GraphedDecoder:
         self._graphs: dict[Size, tuple[StepGraph, Replay]] = {}
 
     @property
-    def device(self) -> torch.device:
-        return self._decoder.device
-
-    @property
     def num_graphs(self) -> int:
         return len(self._graphs)
-
-    def layer_bytes(self, block_size: int) -> list[int]:
-        return self._decoder.layer_bytes(block_size)
 
     def allocate(self, num_blocks: int, block_size: int, sliding: Sliding = (), num_states: int = 0) -> KVPool:
         self._graphs.clear()  # they write to the pool that was
         return self._decoder.allocate(num_blocks, block_size, sliding, num_states)
-
-    def logits(
-        self,
-        hidden: Tensor,  # [n, hidden_size]
-        adapters: Ints | None = None,  # [n]
-    ) -> Tensor:  # [n, vocab_size] float32
-        return self._decoder.logits(hidden, adapters)
-
-    def greedy(
-        self,
-        hidden: Tensor,  # [n, hidden_size]
-        adapters: Ints | None = None,  # [n]
-    ) -> Tensor:  # [n] int64
-        return self._decoder.greedy(hidden, adapters)
 
     def capture(
         self,
@@ -195,15 +178,6 @@ class GraphedDecoder:
         if np.array_equal(batch.wanted, batch.scheduled):
             return hidden[: batch.num_wanted]
         return hidden[to_device(batch.wanted_places(), hidden.device)]
-
-    def reserve_adapters(self, count: int, max_rank: int) -> None:
-        self._decoder.reserve_adapters(count, max_rank)
-
-    def hold_adapter(self, place: int, adapter: LoraAdapter) -> None:
-        self._decoder.hold_adapter(place, adapter)
-
-    def drop_adapter(self, place: int) -> None:
-        self._decoder.drop_adapter(place)
 
     def _size_of(self, batch: StepBatch) -> Size | None:
         if batch.adapters is not None:

@@ -36,7 +36,7 @@ from engine.loading.reading import KeptPart, read_model
 from engine.loading.stages import StageRanks, join_ranked_stages, join_stages
 from engine.loading.torch_ranks import join_torch
 from engine.loading.vocabulary import GrammarVocabulary
-from engine.lora.adapter import LoraAdapter, Take, read_adapter
+from engine.lora.adapter import Take, read_adapter
 from engine.modeling.kv_pool import KVPool
 from engine.modeling.model import HoldsAdapters, KeepsStates, Model
 from engine.modeling.pool_backing import IdleTime
@@ -182,14 +182,12 @@ def make_bank(
     """None where no adapters are served.  `take` reads one of the base model's tensors."""
     if not settings.max_loras or not isinstance(model, HoldsAdapters):
         return None
-    read = partial(_read_adapter, model.spec, tensors, take)
-    return AdapterBank(model, read, count=settings.num_held, max_rank=settings.max_lora_rank)
-
-
-def _read_adapter(
-    spec: ModelSpec, tensors: TensorMap, take: Take | None, directory: Path, max_rank: int
-) -> LoraAdapter:
-    return read_adapter(directory, spec, tensors, max_rank=max_rank, take=take)
+    return AdapterBank(
+        model,
+        lambda directory, rank: read_adapter(directory, model.spec, tensors, max_rank=rank, take=take),
+        count=settings.num_held,
+        max_rank=settings.max_lora_rank,
+    )
 
 
 def show_progress(sizes: Sequence[Size]) -> Iterable[Size]:

@@ -27,7 +27,7 @@ from engine.loading.profile import most_positions
 from engine.modeling.expert_balancer import PlannedMoves
 from engine.modeling.native import NativeDecoder, build_native, describe_whole
 from engine.modeling.ranks import RankDecoder, firsts_of, make_group
-from engine.weights.rank_source import RankSource, why_not_whole
+from engine.weights.part_source import RankSource, why_not_whole
 from engine.weights.source import WeightSource
 from kernels.cpu import abi
 from shared.config import EngineSettings, Settings
@@ -252,17 +252,8 @@ def join(
         sequence_parallel=settings.engine.enable_sequence_parallel,
         crowded=settings.engine.ranks_here * backend.num_threads > usable_cores(),
     )
-    own = RankReady(
-        ranks.number,
-        "",
-        fingerprint,
-        plan.num_blocks,
-        plan.max_model_len,
-        plan.windows,
-        _digest_of_experts(settings.engine, part),
-    )
-    start = ranks.settle(own, native.group_bytes(group, spec.hidden_size))
-    plan = smallest(plan, start)
+    num_bytes, experts = native.group_bytes(group, spec.hidden_size), _digest_of_experts(settings.engine, part)
+    start, plan = settle(ranks, plan, fingerprint, num_bytes, experts)
     group.table_columns = -(-plan.max_model_len // plan.block_size) * (1 + len(plan.windows))
     group.digest = start.digest
     shared = mmap.mmap(ranks.memory, start.num_bytes)
@@ -293,6 +284,15 @@ def _digest_of_experts(settings: EngineSettings, part: NativeDecoder) -> str:
             )
         said += map(str, experts.packings)
     return hashlib.blake2b("\n".join(said).encode(), digest_size=8).hexdigest()
+
+
+def settle(
+    ranks: Ranks, plan: MemoryPlan, fingerprint: Fingerprint, num_bytes: int = 0, experts: str = ""
+) -> tuple[GroupStart, MemoryPlan]:
+    """What all ranks go by, and this rank's plan after it; the two last as `Ranks.settle` and `RankReady` have them."""
+    own = RankReady(ranks.number, "", fingerprint, plan.num_blocks, plan.max_model_len, plan.windows, experts)
+    start = ranks.settle(own, num_bytes)
+    return start, smallest(plan, start)
 
 
 def smallest(plan: MemoryPlan, start: GroupStart) -> MemoryPlan:

@@ -14,13 +14,12 @@ from engine.description.spec import ModelSpec
 from engine.description.stages import Stage
 from engine.loading.backend import Backend
 from engine.loading.memory import MemoryPlan
-from engine.loading.ranks import RankReady, Ranks, join, smallest
+from engine.loading.ranks import Ranks, join, settle
 from engine.modeling.native import NativeDecoder, build_native
 from engine.modeling.ranks import RankDecoder, firsts_of
 from engine.modeling.stages import FollowingStage, StagedDecoder
-from engine.weights.rank_source import RankSource
+from engine.weights.part_source import RankSource, StageSource
 from engine.weights.source import WeightSource
-from engine.weights.stage_source import StageSource
 from shared.config import Settings
 from shared.errors import ConfigError
 from shared.messages.fingerprint import Fingerprint
@@ -74,9 +73,7 @@ def join_stages(
     ranks: Ranks, part: NativeDecoder, plan: MemoryPlan, fingerprint: Fingerprint
 ) -> tuple[StagedDecoder, MemoryPlan]:
     """The rank's model, and the plan that all ranks go by.  Raises ConfigError and FatalError as `Ranks.settle`."""
-    own = RankReady(ranks.number, "", fingerprint, plan.num_blocks, plan.max_model_len, plan.windows)
-    start = ranks.settle(own, 0)
-    plan = smallest(plan, start)
+    start, plan = settle(ranks, plan, fingerprint)
     return _make_stage(ranks, part, plan, start.digest), plan
 
 

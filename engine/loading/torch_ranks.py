@@ -24,12 +24,12 @@ from engine.description.ranks import PANEL, Place, widths
 from engine.description.spec import AttentionSpec, ModelSpec
 from engine.loading.backend import Backend
 from engine.loading.memory import MemoryPlan
-from engine.loading.ranks import RankReady, Ranks, smallest
+from engine.loading.ranks import Ranks, settle
 from engine.modeling.collectives import CollectiveBackend
 from engine.modeling.rank_assembly import build_torch_rank
 from engine.modeling.rank_links import FollowingLink, LeadingLinks, MeetingOrder
 from engine.modeling.torch_ranks import FollowingTorchRank, LeadingTorchRank, TorchRankDecoder
-from engine.weights.rank_source import RankSource
+from engine.weights.part_source import RankSource
 from engine.weights.source import WeightSource
 from kernels.cpu.linear import columns_are_alone
 from shared.config import EngineSettings
@@ -122,9 +122,7 @@ def join_torch(
 
     Raises ConfigError and FatalError as `Ranks.settle`, and FatalError where a rank does not come to the meeting.
     """
-    own = RankReady(ranks.number, "", fingerprint, plan.num_blocks, plan.max_model_len, plan.windows)
-    start = ranks.settle(own, 0)
-    plan = smallest(plan, start)
+    start, plan = settle(ranks, plan, fingerprint)
     model: LeadingTorchRank | FollowingTorchRank
     try:
         if ranks.place.leads:

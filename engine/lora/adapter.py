@@ -64,8 +64,8 @@ def read_adapter(
     config = read_lora_config(text)
     stored = _tensors(content)
     copies = {name: stored.pop(name) for name in list(stored) if name.endswith(_BASE)}
-    pairs, dtype = _pairs(stored), _dtype(stored)
-    reader = _Reader(config, pairs, max_rank)
+    reader = _Reader(config, _pairs(stored), max_rank)
+    dtype = torch.bfloat16 if all(one.dtype == torch.bfloat16 for one in stored.values()) else torch.float32
     layers = reader.layers(spec, tensors)
     embedding, head = reader.ends(tensors)
     _check_copies(copies, tensors, take)
@@ -117,10 +117,6 @@ def _digest(*contents: bytes) -> str:
 def _is_finite(tensor: Tensor) -> bool:
     """A sum tells it for nearly all, in a third of the time."""
     return math.isfinite(tensor.sum(dtype=torch.float32).item()) or bool(torch.isfinite(tensor).all())
-
-
-def _dtype(stored: Mapping[str, Tensor]) -> torch.dtype:
-    return torch.bfloat16 if all(one.dtype == torch.bfloat16 for one in stored.values()) else torch.float32
 
 
 def _pairs(stored: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:

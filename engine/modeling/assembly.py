@@ -113,22 +113,20 @@ class DecoderReader:
 
         On a CPU each is copied once to its place.
         """
-        if self.device.type != "cpu":
-            return _below([self._on_device(part, self._held).to(self.dtype) for part in parts])
-        sizes = [part.wanted[0] for part in parts]
-        joined = torch.empty((sum(sizes), *parts[0].wanted[1:]), dtype=self.dtype)
-        for part, rows in zip(parts, torch.split(joined, sizes), strict=True):
-            self.source.copied(part, rows, rounded=self._held)
-        return joined
+        return self._together(parts, self._held)
 
     def vector(self, parts: Parts) -> Tensor:
         """Vectors behind each other, in the format that computes."""
+        return self._together(parts, self.dtype)
+
+    def _together(self, parts: Parts, rounded: torch.dtype) -> Tensor:
         if self.device.type != "cpu":
-            return _below([self._on_device(part, self.dtype) for part in parts])
+            pieces = [self._on_device(part, rounded).to(self.dtype) for part in parts]
+            return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         sizes = [part.wanted[0] for part in parts]
-        joined = torch.empty(sum(sizes), dtype=self.dtype)
+        joined = torch.empty((sum(sizes), *parts[0].wanted[1:]), dtype=self.dtype)
         for part, piece in zip(parts, torch.split(joined, sizes), strict=True):
-            self.source.copied(part, piece)
+            self.source.copied(part, piece, rounded=rounded)
         return joined
 
     def norm(self, slot: str, parts: LayerParts) -> NormWeight | None:
@@ -159,10 +157,11 @@ class DecoderReader:
     def _mixer(self, described: AttentionSpec | DeltaNetSpec, parts: LayerParts) -> AttentionWeights | DeltaWeights:
         if isinstance(described, DeltaNetSpec):
             return self._delta(described, parts)
+        ones = torch.ones(described.head_dim, dtype=self.dtype, device=self.device) if described.value_norm else None
         return AttentionWeights(
             heads=described,
             head_norm=None if described.latent else self._head_norm(parts),
-            value_norm=self._ones(described.head_dim) if described.value_norm else None,
+            value_norm=ones,
             latent=self._latent(described.latent, parts) if described.latent else None,
             sinks=self.vector(parts["sinks"]).float() if "sinks" in parts else None,
         )
@@ -177,9 +176,6 @@ class DecoderReader:
             norm=self.vector(parts["delta.norm"]),
             eps=self.spec.norm.eps,
         )
-
-    def _ones(self, size: int) -> Tensor:
-        return torch.ones(size, dtype=self.dtype, device=self.device)
 
     def _head_norm(self, parts: LayerParts) -> HeadNorm | None:
         if "query_norm" not in parts:
@@ -284,10 +280,6 @@ class DecoderReader:
     def _on_device(self, part: Part, dtype: torch.dtype) -> Tensor:
         taken = self.source.take(part)  # kernels read rows, which one that was turned has not in memory
         return taken.to(device=self.device, dtype=dtype, copy=True, memory_format=torch.contiguous_format)
-
-
-def _below(pieces: list[Tensor]) -> Tensor:
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 def _by_expert(parts: Parts, count: int) -> list[Parts]:

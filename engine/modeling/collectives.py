@@ -50,7 +50,7 @@ class Collectives:
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self.pass_turn: Callable[[], None] = _keep_turn  # called while what was begun is on its way
+        self.pass_turn: Callable[[], None] = lambda: None  # called while what was begun is on its way
         self._backend: CollectiveBackend | None = None
         self._ended = abi.ALIVE
         self._ending = threading.Lock()
@@ -149,10 +149,6 @@ class Collectives:
                 self.check()
             else:
                 return
-
-
-def _keep_turn() -> None:
-    """Nothing else has anything to do meanwhile."""
 
 
 def _widened(

@@ -26,7 +26,6 @@ from engine.modeling.layer_weights import (
     NormWeight,
 )
 from engine.modeling.linear_attention import DeltaStates, DeltaWeights, attend_linearly, copy_rows
-from engine.modeling.projection import Projection
 from engine.modeling.rope import RopeTable, Rotation
 from engine.modeling.stacked_lora import StackedAdapters
 from kernels.interface import Kernels
@@ -167,7 +166,7 @@ class Decoder:
             if captured is not None and index in layers:
                 captured[index] = residual.clone()
             mixed = self._mix(layer, hidden, rotations, inputs, memory, adapted)
-            attended = adapted.add("output", mixed, self._project(layer.output, mixed))
+            attended = adapted.add("output", mixed, layer.output(self.kernels, mixed))
             hidden, residual = self._add(attended, residual, layer.attention_norm, layer.mlp_norm)
             branch, output_norm = self._mlp(layer, hidden, adapted), layer.mlp_output_norm
             if layer.scale is not None:
@@ -251,7 +250,7 @@ class Decoder:
         memory: LayerCache | DeltaStates,
         adapted: Adapted,
     ) -> Tensor:  # [num_tokens, in_features of the layer's output]
-        mixed, mixer = adapted.add("qkv", hidden, self._project(layer.qkv, hidden)), layer.mixer
+        mixed, mixer = adapted.add("qkv", hidden, layer.qkv(self.kernels, hidden)), layer.mixer
         if isinstance(mixer, AttentionWeights):
             assert isinstance(memory, LayerCache)
             rotation = rotations[mixer.heads.rotation]
@@ -332,19 +331,12 @@ class Decoder:
         hidden: Tensor,  # [num_tokens, hidden_size]
         adapted: Adapted,
     ) -> Tensor:  # [num_tokens, hidden_size]
-        inner = adapted.add("gate_up", hidden, self._project(weights.gate_up, hidden))
+        inner = adapted.add("gate_up", hidden, weights.gate_up(self.kernels, hidden))
         activate = self.kernels.gated_activation if layer.gated else self.kernels.activation
         inner = activate(inner, layer.activation)
-        return adapted.add("down", inner, self._project(weights.down, inner))
+        return adapted.add("down", inner, weights.down(self.kernels, inner))
 
     def _adapted(self, inputs: StepInputs) -> list[Adapted]:
         if inputs.adapters is None or self._adapters is None:
             return [Adapted(self.kernels)] * len(self._layers)
         return [Adapted(self.kernels, weights, inputs.adapters) for weights in self._adapters.layers]
-
-    def _project(
-        self,
-        projection: Projection,
-        x: Tensor,  # [num_tokens, in_features]
-    ) -> Tensor:  # [num_tokens, out_features]
-        return projection(self.kernels, x)

@@ -7,7 +7,9 @@ experts than at its start, and moves exchange experts, so none needs memory.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from kernels.cpu.ranks import ExpertMove
 
@@ -76,12 +78,8 @@ def _next_order(now: Held, target: Held) -> list[ExpertMove] | None:
     return None
 
 
-def _copies(held: Held) -> dict[int, int]:
-    copies: dict[int, int] = {}
-    for one in held:
-        for expert in one:
-            copies[expert] = copies.get(expert, 0) + 1
-    return copies
+def _copies(held: Held) -> Counter[int]:
+    return Counter(chain.from_iterable(held))
 
 
 def _replicate(loads: Sequence[float], rooms: int, ranks: int) -> list[int]:

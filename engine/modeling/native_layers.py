@@ -208,8 +208,8 @@ class LayerPacker:
     def layer(self, described: LayerSpec, parts: LayerParts, rotation: tuple[Tensor, Tensor] | None) -> NativeLayer:
         mlp, linears = described.mlp, {slot: self._slot(slot, parts) for slot in ("qkv", "output")}
         if mlp.inner:
-            first = self._gate_up if mlp.gated else self._slot
-            linears |= {"gate_up": first("gate_up", parts), "down": self._slot("down", parts)}
+            linears["gate_up"] = self._slot("gate_up", parts, by_turns=mlp.gated)
+            linears["down"] = self._slot("down", parts)
         layer = NativeLayer(
             described=described,
             norms=self._norms(described, parts),
@@ -251,14 +251,20 @@ class LayerPacker:
     def vector(self, parts: Parts) -> Tensor:
         return torch.cat([self._source.take(part).to(torch.float32, copy=True) for part in parts])
 
-    def _slot(self, slot: str, parts: LayerParts) -> PackedLinear:
-        return self._weight(parts[slot], parts.get(f"{slot}.bias"))
+    def _slot(self, slot: str, parts: LayerParts, *, by_turns: bool = False) -> PackedLinear:
+        return self._weight(parts[slot], parts.get(f"{slot}.bias"), by_turns=by_turns)
 
-    def _gate_up(self, slot: str, parts: LayerParts) -> PackedLinear:
-        return self._by_turns(parts[slot], parts.get(f"{slot}.bias"))
-
-    def _weight(self, parts: Parts, bias: Parts | None) -> PackedLinear:
-        return self._kept(parts, bias, self._dtype) or self.linear(parts, bias)
+    def _weight(self, parts: Parts, bias: Parts | None, *, by_turns: bool = False) -> PackedLinear:
+        """`by_turns`: gate and up, as `Native.pack_gate_up` has them; else parts below each other."""
+        if (kept := self._kept(parts, bias, self._dtype, by_turns=by_turns)) is not None:
+            return kept
+        if not by_turns:
+            return self.linear(parts, bias)
+        gate, up = (self._source.take(part) for part in parts)
+        packed = self._take(2 * len(gate), gate.shape[1], self._dtype)
+        both = None if bias is None else self.vector(bias).view(2, -1)
+        sums = self._source.sums(*parts)
+        return self._native.pack_gate_up(gate, up, self._dtype, packed, both, group=self._group, sums=sums)
 
     def _kept(
         self, parts: Parts, bias: Parts | None, dtype: torch.dtype, *, by_turns: bool = False
@@ -285,15 +291,6 @@ class LayerPacker:
         except ValueError as error:
             raise ModelError(f"tensor {parts[0].name}: {error}") from error
 
-    def _by_turns(self, parts: Parts, bias: Parts | None) -> PackedLinear:
-        if (kept := self._kept(parts, bias, self._dtype, by_turns=True)) is not None:
-            return kept
-        gate, up = (self._source.take(part) for part in parts)
-        packed = self._take(2 * len(gate), gate.shape[1], self._dtype)
-        both = None if bias is None else self.vector(bias).view(2, -1)
-        sums = self._source.sums(*parts)
-        return self._native.pack_gate_up(gate, up, self._dtype, packed, both, group=self._group, sums=sums)
-
     def _take(self, n: int, k: int, dtype: torch.dtype) -> Tensor:
         return self._arena.take(self._native.packed_bytes(n, k, dtype, self._group))
 
@@ -316,7 +313,7 @@ class LayerPacker:
         return NativeExperts(
             router=self.linear(parts["router"], parts.get("router.bias"), self._exact),
             correction=self.vector(parts["correction"]) if experts.correction else None,
-            gate_up=[(self._by_turns if gated else self._weight)(*both) for both in firsts],
+            gate_up=[self._weight(*both, by_turns=gated) for both in firsts],
             down=[self._weight(*both) for both in downs],
             shared_gate=self.linear(parts["shared_gate"], None, self._exact) if experts.shared_gate else None,
             places=experts.held or range(experts.count),

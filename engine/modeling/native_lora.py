@@ -7,13 +7,14 @@ import ctypes
 from engine.lora.adapter import SLOTS, LoraAdapter
 from engine.weights.pages import Arena, padded
 from kernels.cpu import abi
-from kernels.cpu.lora import NOTHING, LoraPacker, PackedLora, pack_embedding, pack_lora, packed_size, padded_columns
+from kernels.cpu.lora import NOTHING, PackedLora, pack_embedding, pack_lora, packed_size, padded_columns
+from kernels.cpu.native import Native
 
 
 class NativeAdapters:
     """The table that `PgModel.adapters` points at.  A place is written only while no step names it."""
 
-    def __init__(self, count: int, native: LoraPacker) -> None:
+    def __init__(self, count: int, native: Native) -> None:
         self.table = (ctypes.POINTER(abi.PgLora) * count)()
         self._native = native
         self._held: dict[int, tuple[ctypes.Array[abi.PgLora], list[PackedLora]]] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import mmap
 import threading
 import time
@@ -11,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from engine.weights.pages import HUGE
+from engine.weights.pages import HUGE, libc
 
 POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14; an older one refuses, and pages come as they are written to
 AHEAD, SHARE = 256 << 20, 4  # bytes, or if that is more a quarter of the pool: what is never used shall take no memory
@@ -50,22 +49,18 @@ class PageBacking:
         self._num_blocks = num_blocks
         self._idle = idle
         self._ahead = _blocks_ahead(tensors, num_blocks)
-        self._backed = 0 if self._ahead else num_blocks  # blocks that have memory, or are about to get it
+        self.num_backed = 0 if self._ahead else num_blocks  # blocks that have memory, or are about to get it
         self._thread: threading.Thread | None = None
 
     def follow(self, num_used: int) -> None:
         """The blocks below `num_used` are in use."""
-        if self._backed >= min(num_used + self._ahead * 3 // 4, self._num_blocks):
+        if self.num_backed >= min(num_used + self._ahead * 3 // 4, self._num_blocks):
             return
         if self._thread is not None and self._thread.is_alive():
             return
-        begin, self._backed = max(self._backed, num_used), min(num_used + self._ahead, self._num_blocks)
-        self._thread = threading.Thread(target=self._back, args=(begin, self._backed), name="backing", daemon=True)
+        begin, self.num_backed = max(self.num_backed, num_used), min(num_used + self._ahead, self._num_blocks)
+        self._thread = threading.Thread(target=self._back, args=(begin, self.num_backed), name="backing", daemon=True)
         self._thread.start()
-
-    @property
-    def num_backed(self) -> int:
-        return self._backed
 
     def wait(self) -> None:
         """For the thread's end, if there is one."""
@@ -77,7 +72,7 @@ class PageBacking:
             size = tensor.nbytes // self._num_blocks
             for first, last in _pieces(tensor.data_ptr() + begin * size, tensor.data_ptr() + end * size):
                 self._idle.wait()
-                if _libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), POPULATE_WRITE):
+                if libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), POPULATE_WRITE):
                     return
 
 
@@ -93,8 +88,3 @@ def _pieces(begin: int, end: int) -> Iterator[tuple[int, int]]:
     """Of whole pages: while one is backed, others that change the process's memory wait."""
     for start in range(begin // HUGE * HUGE, end, HUGE):
         yield max(start, begin) // mmap.PAGESIZE * mmap.PAGESIZE, min(start + HUGE, end)
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)

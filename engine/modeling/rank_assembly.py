@@ -17,7 +17,7 @@ from engine.modeling.projection import Projection
 from engine.modeling.rank_linears import CutEmbedding, GatheredProjection, ReducedProjection
 from engine.modeling.torch_ranks import TorchRankDecoder
 from engine.weights.formats import Formats
-from engine.weights.rank_source import RankSource
+from engine.weights.part_source import RankSource
 from kernels.interface import Kernels
 from kernels.ops.linear import LinearWeight
 

@@ -6,18 +6,15 @@ that a rank has read otherwise.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
 import socket
 import struct
 from collections.abc import Sequence
 
 import msgspec
 
-from engine.modeling.step_orders import CopyOrder, HeadOrder, StepOrder
+from engine.modeling.step_orders import CopyOrder, HeadOrder, LinkEnd, StepOrder, decoded
 
-MOST_ORDER = 1 << 28  # bytes
 DIGEST_BYTES = 8
 _LENGTH = struct.Struct("!I")
 
@@ -29,7 +26,8 @@ class MeetingOrder(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 RankOrder = StepOrder | CopyOrder | HeadOrder | MeetingOrder
-_ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(RankOrder)
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER: msgspec.msgpack.Decoder[RankOrder] = msgspec.msgpack.Decoder(RankOrder)
 
 
 class OrderDigest:
@@ -39,7 +37,7 @@ class OrderDigest:
         """`agreed`: what ranks have agreed on before."""
         self.value = agreed.to_bytes(DIGEST_BYTES, "little")
 
-    def add(self, order: bytes | bytearray) -> None:
+    def add(self, order: bytes) -> None:
         self.value = hashlib.blake2b(self.value + order, digest_size=DIGEST_BYTES).digest()
 
     def spoil(self) -> None:
@@ -47,29 +45,8 @@ class OrderDigest:
         self.add(b"")
 
 
-class _End:
-    def __init__(self, descriptor: int) -> None:
-        """The descriptor stays open as long as its owner has it open."""
-        self.socket = socket.socket(fileno=os.dup(descriptor))
-        self.socket.settimeout(None)
-
-    def __del__(self) -> None:
-        """Not earlier: a thread that waits here would read what gets the descriptor next."""
-        self.socket.close()
-
-    def take(self, size: int) -> bytearray:
-        taken = bytearray(size)
-        view, got = memoryview(taken), 0
-        while got < size:
-            count = self.socket.recv_into(view[got:])
-            if not count:
-                raise ConnectionError("its connection is closed")
-            got += count
-        return taken
-
-    def hang_up(self) -> None:
-        with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)
+class RankLinkEnd(LinkEnd):
+    """Of a connection between the leader and a rank."""
 
     @property
     def hosts(self) -> tuple[str, str]:
@@ -85,7 +62,7 @@ class LeadingLinks:
     def __init__(self, links: Sequence[int], agreed: int) -> None:
         """`links`: descriptors of sockets."""
         self.digest = OrderDigest(agreed)
-        self._ends = [_End(link) for link in links]
+        self._ends = [RankLinkEnd(link) for link in links]
 
     @property
     def host(self) -> str:
@@ -101,7 +78,7 @@ class LeadingLinks:
 
     def all_agree(self) -> bool:
         """Once for each order that ranks answer: whether all have read what was sent.  Raises OSError."""
-        answers = [bytes(end.take(DIGEST_BYTES)) for end in self._ends]
+        answers = [end.take(DIGEST_BYTES).tobytes() for end in self._ends]
         return set(answers) == {self.digest.value}
 
     def hang_up(self) -> None:
@@ -110,35 +87,21 @@ class LeadingLinks:
             end.hang_up()
 
 
-class FollowingLink:
+class FollowingLink(RankLinkEnd):
     """The end of a rank that does not lead."""
 
     def __init__(self, link: int, agreed: int) -> None:
         """`link`: the descriptor of a socket."""
+        super().__init__(link)
         self.digest = OrderDigest(agreed)
-        self._end = _End(link)
-
-    @property
-    def hosts(self) -> tuple[str, str]:
-        """Addresses of this host and of the leader's."""
-        return self._end.hosts
 
     def receive(self) -> RankOrder:
         """Raises OSError where the other end is closed, or says what cannot be."""
-        size = _LENGTH.unpack(self._end.take(_LENGTH.size))[0]
-        if size > MOST_ORDER:
-            raise ConnectionError(f"an order of {size} bytes, more than {MOST_ORDER}")
-        data = self._end.take(size)
+        (size,) = _LENGTH.unpack(self.take(_LENGTH.size).data)
+        data = self.take_order(size)
         self.digest.add(data)
-        try:
-            order: RankOrder = _DECODER.decode(data)
-        except msgspec.DecodeError as error:
-            raise ConnectionError(f"what is no order: {error}") from error
-        return order
+        return decoded(_DECODER, data)
 
     def answer(self) -> None:
         """The digest of all orders so far.  Raises OSError."""
-        self._end.socket.sendall(self.digest.value)
-
-    def hang_up(self) -> None:
-        self._end.hang_up()
+        self.socket.sendall(self.digest.value)

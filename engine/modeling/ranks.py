@@ -114,7 +114,7 @@ class RankDecoder:
     ) -> None:
         """`shared`: zeros that all ranks have, of `Native.group_bytes`; or that each has for itself, where `links` are
         sockets: the leader's to ranks 1, 2, ..., another one's to the leader."""
-        self.spec = decoder.spec
+        self.spec, self.device, self.layer_bytes = decoder.spec, decoder.device, decoder.layer_bytes
         self.agreed = int(group.digest)  # of what all have agreed on
         self._decoder = decoder
         self._native = native
@@ -124,13 +124,6 @@ class RankDecoder:
         group.memory, group.bytes = self._shared.data_ptr(), len(self._shared)
         if links:
             group.links = (ctypes.c_int32 * len(links))(*links)
-
-    @property
-    def device(self) -> torch.device:
-        return self._decoder.device
-
-    def layer_bytes(self, block_size: int) -> list[int]:
-        return self._decoder.layer_bytes(block_size)
 
     def allocate(self, num_blocks: int, block_size: int, sliding: Sliding = (), num_states: int = 0) -> KVPool:
         pool = self._decoder.allocate(num_blocks, block_size, sliding)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -28,25 +29,18 @@ class StackedAdapters:
         self.drop(place)
         for weights, slots in zip(self.layers, adapter.layers, strict=True):
             for slot, parts in slots.items():
-                if slot not in weights:
-                    in_features = next(part.down.shape[1] for part in parts if part.down is not None)
-                    sizes = [part.out_features for part in parts]
-                    weights[slot] = LoraWeights.empty(
-                        sizes, in_features, self._count, self._max_rank, self._dtype, self._device
-                    )
-                stack(weights[slot], place, parts)
-
+                self._put(weights, slot, place, parts)
         if adapter.head is not None:
-            self._hold_end("head", place, adapter.head)
+            self._put(self._ends, "head", place, (adapter.head,))
         if adapter.embedding is not None:
             self._hold_embedding(place, adapter.embedding)
 
-    def _hold_end(self, name: str, place: int, part: LoraPart) -> None:
-        if name not in self._ends:
-            assert part.down is not None
-            sizes = (part.out_features,), part.down.shape[1], self._count, self._max_rank
-            self._ends[name] = LoraWeights.empty(*sizes, self._dtype, self._device)
-        stack(self._ends[name], place, (part,))
+    def _put(self, linears: dict[str, LoraWeights], name: str, place: int, parts: Sequence[LoraPart]) -> None:
+        if name not in linears:
+            sizes = [part.out_features for part in parts]
+            depth = next(part.down.shape[1] for part in parts if part.down is not None)
+            linears[name] = LoraWeights.empty(sizes, depth, self._count, self._max_rank, self._dtype, self._device)
+        stack(linears[name], place, parts)
 
     def _hold_embedding(self, place: int, part: LoraPart) -> None:
         """Its A is a table; B is stacked like others, behind an A that leaves what the table gives as it is."""
@@ -56,7 +50,7 @@ class StackedAdapters:
             self._table = torch.zeros(shape, dtype=self._dtype, device=self._device)
         self._table[:, place] = 0
         self._table[:, place, : part.rank] = part.down.t().to(self._table)
-        self._hold_end("embedding", place, replace(part, down=torch.eye(part.rank, self._max_rank)))
+        self._put(self._ends, "embedding", place, (replace(part, down=torch.eye(part.rank, self._max_rank)),))
 
     def head(self) -> LoraWeights | None:
         return self._ends.get("head")

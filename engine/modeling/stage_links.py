@@ -7,10 +7,7 @@ it: the residuals of all tokens of a step.  Stages are connected to the leader a
 
 from __future__ import annotations
 
-import contextlib
-import os
 import queue
-import socket
 import struct
 import threading
 import time
@@ -19,16 +16,13 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from engine.modeling.step_orders import CopyOrder, StepOrder
+from engine.modeling.step_orders import CopyOrder, LinkEnd, Octets, StepOrder, decoded
 from kernels.cpu import abi
 from kernels.cpu.ranks import why_ended
 from shared.errors import FatalError
 
-MOST_ORDER = 1 << 28  # bytes
 _HEAD = struct.Struct("!QQ")  # bytes of the order, and of the rows behind it
-Octets = NDArray[np.uint8]
 NO_ROWS = np.zeros(0, np.uint8)
 
 
@@ -40,55 +34,32 @@ class Frame(NamedTuple):
     rows: Octets  # of a step the residuals, [num_tokens, hidden_size] float32; from the leader none
 
 
-_ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Order)
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 
 
-class StageLink:
+class StageLink(LinkEnd):
     """One end of a connection: one thread sends, one receives."""
-
-    def __init__(self, descriptor: int) -> None:
-        """The descriptor stays open as long as its owner has it open."""
-        self._end = socket.socket(fileno=os.dup(descriptor))
-        self._end.settimeout(None)
 
     def send(self, order: Order, rows: Octets = NO_ROWS) -> None:
         """Raises OSError."""
         data = _ENCODER.encode(order)
-        self._end.sendall(_HEAD.pack(len(data), len(rows)) + data)
+        self.socket.sendall(_HEAD.pack(len(data), len(rows)) + data)
         if len(rows):
-            self._end.sendall(rows.data)
+            self.socket.sendall(rows.data)
 
     def receive(self, token_bytes: int) -> Frame:
         """Of rows with so many bytes each.  Raises OSError where the other end is closed, or says what cannot be."""
-        order_bytes, row_bytes = _HEAD.unpack(self._take(_HEAD.size).data)
-        if order_bytes > MOST_ORDER:
-            raise ConnectionError(f"an order of {order_bytes} bytes, more than {MOST_ORDER}")
-        try:
-            order: Order = _DECODER.decode(self._take(order_bytes).data)
-        except msgspec.DecodeError as error:
-            raise ConnectionError(f"what is no order: {error}") from error
+        order_bytes, row_bytes = _HEAD.unpack(self.take(_HEAD.size).data)
+        order = decoded(_DECODER, self.take_order(order_bytes))
         most = len(order.tokens) // 4 * token_bytes if isinstance(order, StepOrder) else 0
         if row_bytes not in (0, most):
             raise ConnectionError(f"{row_bytes} bytes of rows in the place of {most}")
-        return Frame(order, self._take(row_bytes) if row_bytes else NO_ROWS)
-
-    def hang_up(self) -> None:
-        """From any thread: one that waits here goes on at once, with an error."""
-        with contextlib.suppress(OSError):
-            self._end.shutdown(socket.SHUT_RDWR)
+        return Frame(order, self.take(row_bytes) if row_bytes else NO_ROWS)
 
     def close(self) -> None:
         """By the thread that receives."""
-        self._end.close()
-
-    def _take(self, size: int) -> Octets:
-        taken, got = np.empty(size, np.uint8), 0
-        while got < size:
-            count = self._end.recv_into(taken.data[got:])
-            if not count:
-                raise ConnectionError("its connection is closed")
-            got += count
-        return taken
+        self.socket.close()
 
 
 class StageRing:

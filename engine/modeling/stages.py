@@ -18,8 +18,8 @@ from engine.modeling.batch import Ints, StepBatch
 from engine.modeling.kv_pool import KVPool, Sliding
 from engine.modeling.native import NativeDecoder
 from engine.modeling.ranks import RankDecoder, RankedPool
-from engine.modeling.stage_links import Frame, Octets, StageLink, StageRing
-from engine.modeling.step_orders import CopyOrder, OrderedBatches, StepOrder, copy_blocks, order_step
+from engine.modeling.stage_links import Frame, StageLink, StageRing
+from engine.modeling.step_orders import CopyOrder, Octets, OrderedBatches, StepOrder, order_step
 from kernels.cpu import abi
 from kernels.cpu.ranks import why_ended
 from shared.errors import FatalError
@@ -32,6 +32,7 @@ class StagedDecoder:
         """`links`: sockets to the stages before it, in order; `first_number`: of the orders, which all stages agree
         on."""
         self.spec = decoder.spec  # of its layers
+        self.device, self.layer_bytes = decoder.device, decoder.layer_bytes
         self.seconds = [0.0] * len(links)  # that the stages before it have computed
         self._decoder = decoder
         self._ring = StageRing(links, 4 * decoder.spec.hidden_size)
@@ -40,16 +41,9 @@ class StagedDecoder:
         self._pools: tuple[KVPool, ...] = ()
 
     @property
-    def device(self) -> torch.device:
-        return self._decoder.device
-
-    @property
     def waited(self) -> float:
         """Seconds in which the last stage had to wait for those before it."""
         return self._ring.waited
-
-    def layer_bytes(self, block_size: int) -> list[int]:
-        return self._decoder.layer_bytes(block_size)
 
     def allocate(self, num_blocks: int, block_size: int, sliding: Sliding = (), num_states: int = 0) -> KVPool:
         pool = self._decoder.allocate(num_blocks, block_size, sliding)
@@ -105,7 +99,7 @@ class StagedDecoder:
             frame = self._ring.take()
             if isinstance(frame.order, StepOrder):
                 return frame.order, frame.rows
-            copy_blocks(self._pools, frame.order)
+            self._pools[frame.order.pool].copy_blocks(frame.order.copies)
 
     def _order_copy(self, pool: int, copies: Sequence[tuple[int, int]]) -> None:
         self._ring.send(CopyOrder(self._next_number(), pool, list(copies)))
@@ -141,7 +135,7 @@ class FollowingStage(StagedDecoder):
             if order.number != self._next_number():
                 raise FatalError(f"order {order.number} came in the place of {self._number - 1}")
             if isinstance(order, CopyOrder):
-                copy_blocks(self._pools, order)
+                self._pools[order.pool].copy_blocks(order.copies)
                 passed = Frame(order, rows)
             else:
                 passed = self._compute(order, rows)

@@ -1,17 +1,26 @@
-"""What a leader orders from the processes that compute a step with it: stages, and ranks that compute with torch."""
+"""What a leader orders from the processes that compute a step with it, stages and ranks that compute with torch; and
+the ends of the sockets that orders pass."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import os
+import socket
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.modeling.batch import Ints, StepBatch
-from engine.modeling.kv_pool import KVPool
 from kernels.ops.transfer import to_device
+
+MOST_ORDER = 1 << 28  # bytes
+
+Octets = NDArray[np.uint8]
+OrderKind = TypeVar("OrderKind")
 
 
 class StepOrder(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -87,8 +96,46 @@ class OrderedBatches:
         return StepBatch(rows, computed, scheduled, scheduled, self._tokens, self._tables, self._block_size)
 
 
-def copy_blocks(pools: Sequence[KVPool], order: CopyOrder) -> None:
-    pools[order.pool].copy_blocks(order.copies)
+class LinkEnd:
+    """One end of a socket.  One thread sends and one receives; any may hang up."""
+
+    def __init__(self, descriptor: int) -> None:
+        """The descriptor stays open as long as its owner has it open."""
+        self.socket = socket.socket(fileno=os.dup(descriptor))
+        self.socket.settimeout(None)
+
+    def __del__(self) -> None:
+        """Not earlier: a thread that waits here would read what gets the descriptor next."""
+        self.socket.close()
+
+    def take(self, size: int) -> Octets:
+        """So many bytes.  Raises OSError where the other end is closed."""
+        taken, got = np.empty(size, np.uint8), 0
+        while got < size:
+            count = self.socket.recv_into(taken.data[got:])
+            if not count:
+                raise ConnectionError("its connection is closed")
+            got += count
+        return taken
+
+    def take_order(self, size: int) -> bytes:
+        """Raises OSError also where it is larger than orders are."""
+        if size > MOST_ORDER:
+            raise ConnectionError(f"an order of {size} bytes, more than {MOST_ORDER}")
+        return self.take(size).tobytes()
+
+    def hang_up(self) -> None:
+        """From any thread: one that waits at either end goes on at once, with an error."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+
+def decoded(decoder: msgspec.msgpack.Decoder[OrderKind], data: bytes) -> OrderKind:
+    """Raises OSError for what is no order."""
+    try:
+        return decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise ConnectionError(f"what is no order: {error}") from error
 
 
 def _read(tokens: Tensor, rows: Ints, positions: Ints) -> Ints:

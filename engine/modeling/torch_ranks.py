@@ -21,7 +21,7 @@ from engine.modeling.dual_batch import DualBatch, halves
 from engine.modeling.kv_pool import KVPool, Sliding
 from engine.modeling.rank_links import FollowingLink, LeadingLinks, MeetingOrder, RankOrder
 from engine.modeling.ranks import RankedPool
-from engine.modeling.step_orders import CopyOrder, HeadOrder, OrderedBatches, StepOrder, copy_blocks, order_step
+from engine.modeling.step_orders import CopyOrder, HeadOrder, OrderedBatches, StepOrder, order_step
 from kernels.cpu import abi
 from shared.errors import FatalError
 
@@ -34,24 +34,20 @@ class TorchRankDecoder:
 
     def __init__(self, part: Decoder, collectives: Collectives, *, dual_batch_threshold: int = 0) -> None:
         """`dual_batch_threshold`: tokens of a step that is computed as two halves in turns; 0: none is."""
-        self.spec = part.spec
+        self.spec, self.device, self.layer_bytes = part.spec, part.device, part.layer_bytes
         self.part = part
         self.collectives = collectives
         self.dual_batch_threshold = dual_batch_threshold
+        self._pools: tuple[KVPool, ...] = ()
         self._vocab = widths(collectives.place, part.spec.vocab_size, PANEL)
         self._dual = DualBatch(part.device) if dual_batch_threshold else None
         if self._dual is not None:
             collectives.pass_turn = self._dual.pass_turn
 
-    @property
-    def device(self) -> torch.device:
-        return self.part.device
-
-    def layer_bytes(self, block_size: int) -> list[int]:
-        return self.part.layer_bytes(block_size)
-
     def allocate(self, num_blocks: int, block_size: int, sliding: Sliding = (), num_states: int = 0) -> KVPool:
-        return self.part.allocate(num_blocks, block_size, sliding)
+        pool = self.part.allocate(num_blocks, block_size, sliding)
+        self._pools = (pool, *pool.sliding)
+        return pool
 
     def forward(self, batch: StepBatch) -> Tensor:
         found = None if self._dual is None else halves(batch, self.dual_batch_threshold)
@@ -97,12 +93,9 @@ class LeadingTorchRank(TorchRankDecoder):
         super().__init__(own.part, own.collectives, dual_batch_threshold=own.dual_batch_threshold)
         self._links = links
         self._num_orders = 0
-        self._pools: tuple[KVPool, ...] = ()
 
     def allocate(self, num_blocks: int, block_size: int, sliding: Sliding = (), num_states: int = 0) -> KVPool:
-        pool = super().allocate(num_blocks, block_size, sliding)
-        self._pools = (pool, *pool.sliding)
-        return RankedPool(pool, self._copy_blocks)
+        return RankedPool(super().allocate(num_blocks, block_size, sliding), self._copy_blocks)
 
     def forward(self, batch: StepBatch) -> Tensor:
         self._order(order_step(self._num_orders, batch, len(self._pools)))
@@ -147,9 +140,8 @@ class LeadingTorchRank(TorchRankDecoder):
         self._links.hang_up()
 
     def _copy_blocks(self, pool: int, copies: Sequence[tuple[int, int]]) -> None:
-        order = CopyOrder(self._num_orders, pool, list(copies))
-        self._order(order)
-        copy_blocks(self._pools, order)
+        self._order(CopyOrder(self._num_orders, pool, list(copies)))
+        self._pools[pool].copy_blocks(copies)
 
     def _order(self, order: RankOrder) -> None:
         self.collectives.check()
@@ -181,11 +173,9 @@ class FollowingTorchRank(TorchRankDecoder):
         super().__init__(own.part, own.collectives, dual_batch_threshold=own.dual_batch_threshold)
         self._link = link
         self._batches = OrderedBatches(max_seqs, longest, own.device)
-        self._pools: tuple[KVPool, ...] = ()
 
     def allocate(self, num_blocks: int, block_size: int, sliding: Sliding = (), num_states: int = 0) -> KVPool:
         pool = super().allocate(num_blocks, block_size, sliding)
-        self._pools = (pool, *pool.sliding)
         self._batches.allocate(block_size, len(self._pools))
         return pool
 
@@ -211,7 +201,7 @@ class FollowingTorchRank(TorchRankDecoder):
         if isinstance(order, StepOrder):
             self.forward(self._batches.read(order))
         elif isinstance(order, CopyOrder):
-            copy_blocks(self._pools, order)
+            self._pools[order.pool].copy_blocks(order.copies)
         elif isinstance(order, HeadOrder):
             self._link.answer()
             rows = torch.zeros(order.num_rows, self.spec.hidden_size, dtype=self.part.norm.weight.dtype)

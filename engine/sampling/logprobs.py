@@ -65,14 +65,6 @@ def read_scores(
     ]
 
 
-def gather_logprobs(
-    logits: Tensor,  # [n, vocab_size] float32
-    token_ids: Tensor,  # [n] int64
-    counts: Ints,  # [n] most likely tokens asked for; -1: all
-) -> list[PositionLogprobs]:
-    return read_scores(score(logits, token_ids, counts), counts, logits.shape[1])
-
-
 def _wanted(counts: Ints, vocab_size: int) -> list[int]:
     return [vocab_size if count < 0 else min(int(count), vocab_size) for count in counts]
 

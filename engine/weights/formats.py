@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.ops.codes import INT4
+from shared.config import EngineSettings, MemorySettings
 from shared.errors import ConfigError
 
 DTYPES = {
@@ -85,14 +86,11 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_formats(
-    *,
-    dtype: str,
-    quantization: str,
-    quantization_group: int = 64,
-    quantization_head: str = "int8",
-    kv_cache_dtype: str,
+    engine: EngineSettings,
+    memory: MemorySettings,
     stored: torch.dtype,  # of the checkpoint's matrices
     device: torch.device,
+    *,
     fast_bfloat16: bool = False,  # the processor multiplies bfloat16 faster than float32
     quantised: bool = False,  # the checkpoint; matrices made from codes and scales may be rounded by 16 bits
     codes: bool = False,  # it has integer codes that kernels multiply as they are
@@ -105,13 +103,14 @@ def resolve_formats(
     Integer codes stay beside int4, and where nothing is asked for but native kernels are there, which then hold other
     matrices of float16 in bfloat16.
     """
+    dtype, quantization = engine.dtype, engine.quantization
     exact = DTYPES.get(dtype) == torch.float32
     keeps = codes and quantization == "int4"
     if quantization == "auto":
         keeps = codes and native and not exact
         stored = torch.bfloat16 if keeps and stored == torch.float16 else stored
         quantization = "none"
-    if kv_cache_dtype == "fp8_e5m2" and device.type != "cpu":
+    if memory.kv_cache_dtype == "fp8_e5m2" and device.type != "cpu":
         raise ConfigError("kv_cache_dtype is 'fp8_e5m2', which is for CPUs; on a GPU use fp8_e4m3")
     if device.type != "cpu":
         compute = stored if dtype == "auto" else DTYPES[dtype]
@@ -120,11 +119,11 @@ def resolve_formats(
         compute = DTYPES.get(dtype) or (stored if fast_bfloat16 and stored == torch.bfloat16 else torch.float32)
         weights = torch.float32 if quantised and exact else _held(compute, stored)
         kv = weights if quantization == "none" else torch.bfloat16
-    kv = kv if kv_cache_dtype == "auto" else DTYPES[kv_cache_dtype]
+    kv = kv if memory.kv_cache_dtype == "auto" else DTYPES[memory.kv_cache_dtype]
     if quantization == "none":
         return Formats(compute, weights, kv, keeps_codes=keeps)
-    narrow, head = QUANTISED[quantization], torch.int8 if quantization_head == "int8" else weights
-    group = quantization_group if narrow == INT4 else 0
+    narrow, head = QUANTISED[quantization], torch.int8 if engine.quantization_head == "int8" else weights
+    group = engine.quantization_group if narrow == INT4 else 0
     return Formats(compute, narrow, kv, None if head == narrow else head, group, keeps)
 
 

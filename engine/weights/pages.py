@@ -44,9 +44,9 @@ def drop_pages(tensor: Tensor) -> None:
     start = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     end = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
     if end > start:
-        _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), DONTNEED)
+        libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), DONTNEED)
 
 
 @functools.cache
-def _libc() -> ctypes.CDLL:
+def libc() -> ctypes.CDLL:
     return ctypes.CDLL(None)

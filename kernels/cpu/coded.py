@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,6 +58,32 @@ def _hold(dtype: torch.dtype, parts: Sequence[Codes]) -> bool:
     return all(torch.equal(part.scales.to(dtype).float(), part.scales) for part in parts)
 
 
+def read_codes(
+    parts: Sequence[Codes], *, by_turns: bool, has_zeros: bool = True
+) -> tuple[ctypes.Array[abi.PgCodes], list[Tensor]]:
+    """Codes as C reads them, and what keeps their memory alive.  Raises ValueError where parts of a weight cannot be
+    joined, one below the other or `by_turns`."""
+    (first, *others), k, group = parts, parts[0].shape[1], parts[0].group
+    if any((part.shape[1], part.group) != (k, group) for part in others) or not same_order(parts):
+        raise ValueError("parts of one weight must have the same input features, groups and order")
+    if by_turns and (len(parts) != 2 or first.shape[0] % 16 or any(part.shape != first.shape for part in others)):
+        raise ValueError("only a gate and an up of as many rows, a multiple of 16, can be packed by turns")
+    rows, groups = (abi.PgCodes * len(parts))(), -(-k // group)
+    held: list[Tensor] = []
+    for row, part in zip(rows, parts, strict=True):
+        row.n, octets, scales = part.shape[0], part.codes.view(torch.uint8).contiguous(), part.scales.contiguous()
+        check(octets, torch.uint8, part.shape)
+        check(scales, torch.float32, (row.n, groups))
+        row.codes, row.scales = octets.data_ptr(), scales.data_ptr()
+        held += (octets, scales)
+        if part.zeros is not None and has_zeros:
+            zeros = part.zeros.contiguous()
+            check(zeros, torch.uint8, (row.n, groups))
+            row.zeros = zeros.data_ptr()
+            held.append(zeros)
+    return rows, held
+
+
 class CodedPacking(LinearAttention):
     def coded_bytes(self, n: int, k: int, coding: Coding, group: int) -> int:
         """Raises ValueError where features do not go up in words."""
@@ -74,27 +101,11 @@ class CodedPacking(LinearAttention):
         by_turns: bool,
     ) -> None:
         """Raises ValueError where a code is no number, or parts cannot be joined."""
-        (first, *others), k, group = list(parts), parts[0].shape[1], parts[0].group
-        if any((part.shape[1], part.group) != (k, group) for part in others) or not same_order(parts):
-            raise ValueError("parts of one weight must have the same input features, groups and order")
-        if first.gather is not None:
+        rows, _held = read_codes(parts, by_turns=by_turns, has_zeros=coding.has_zeros)
+        k, group = parts[0].shape[1], parts[0].group
+        if parts[0].gather is not None:
             raise ValueError("codes whose input features are in another order are not decoded natively")
-        if by_turns and (len(parts) != 2 or first.shape[0] % 16 or any(part.shape != first.shape for part in others)):
-            raise ValueError("only a gate and an up of as many rows, a multiple of 16, can be packed by turns")
-        rows, groups = (abi.PgCodes * len(parts))(), -(-k // group)
         check(packed, torch.uint8, (self.coded_bytes(sum(part.shape[0] for part in parts), k, coding, group),))
-        held: list[Tensor] = []
-        for row, part in zip(rows, parts, strict=True):
-            row.n, octets, scales = part.shape[0], part.codes.view(torch.uint8).contiguous(), part.scales.contiguous()
-            check(octets, torch.uint8, part.shape)
-            check(scales, torch.float32, (row.n, groups))
-            row.codes, row.scales = octets.data_ptr(), scales.data_ptr()
-            held += (octets, scales)
-            if part.zeros is not None and coding.has_zeros:
-                zeros = part.zeros.contiguous()
-                check(zeros, torch.uint8, (row.n, groups))
-                row.zeros = zeros.data_ptr()
-                held.append(zeros)
         arguments = len(parts), by_turns, k, min(group, k), coding.struct(torch.float32), packed.data_ptr()
         if self._answer(self._functions.pg_pack_coded, rows, *arguments):
             raise ValueError("some of the weights are not numbers")

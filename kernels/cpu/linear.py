@@ -13,11 +13,13 @@ compute the bits of one process.  A BLAS (MKL, AVX2) sums otherwise for fewer th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
+from kernels.ops import linear as plain
 from kernels.ops.linear import LinearWeight
 
 ROW_MULTIPLE = 16
@@ -66,12 +68,7 @@ def linear(
     return out[:num_rows]
 
 
-def linear_rounded(
-    x: Tensor,  # [num_tokens, in_features] float32
-    weight: LinearWeight,  # [out_features, in_features] float32, whose values bfloat16 can hold
-    bias: Tensor | None = None,  # [out_features]
-) -> Tensor:  # [num_tokens, out_features]: products of bfloat16, summed in float32
-    return linear(x.bfloat16().float(), weight, bias)
+linear_rounded = partial(plain.linear_rounded, multiply=linear)
 
 
 def _multiply(

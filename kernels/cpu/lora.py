@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from kernels.cpu import abi
+from kernels.cpu.native import Native
 from kernels.cpu.packing import FORMATS
 from kernels.ops.lora import LoraPart
 
@@ -21,15 +21,6 @@ Take = Callable[[int], Tensor]  # so many bytes, zeros, at a multiple of 64: [si
 
 def new_bytes(size: int) -> Tensor:  # [size] uint8
     return torch.zeros(size, dtype=torch.uint8)
-
-
-class LoraPacker(Protocol):
-    """What `Native` has."""
-
-    @property
-    def lora_width(self) -> int: ...
-
-    def pack_lora(self, down: Tensor | None, up: Tensor, packed_down: Tensor | None, packed_up: Tensor) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +49,7 @@ def _up_ranks(part: LoraPart) -> int:
 
 def pack_lora(
     parts: Sequence[LoraPart],
-    native: LoraPacker,
+    native: Native,
     dtype: torch.dtype,  # float32 or bfloat16
     take: Take = new_bytes,
 ) -> PackedLora:
@@ -81,7 +72,7 @@ def pack_lora(
 
 def pack_embedding(
     part: LoraPart,  # A [rank, vocab_size]
-    native: LoraPacker,
+    native: Native,
     dtype: torch.dtype,
 ) -> PackedLora:
     """Raises ValueError where vectors do not divide the hidden size."""

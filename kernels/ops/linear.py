@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -46,5 +47,7 @@ def linear_rounded(
     x: Tensor,  # [num_tokens, in_features] float32
     weight: LinearWeight,  # [out_features, in_features] float32, whose values bfloat16 can hold
     bias: Tensor | None = None,  # [out_features]
+    *,
+    multiply: Callable[[Tensor, LinearWeight, Tensor | None], Tensor] = linear,
 ) -> Tensor:  # [num_tokens, out_features]: products of bfloat16, summed in float32
-    return linear(x.bfloat16().float(), weight, bias)
+    return multiply(x.bfloat16().float(), weight, bias)

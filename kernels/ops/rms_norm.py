@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -21,6 +23,8 @@ def add_rms_norm(
     residual: Tensor,  # [..., hidden_size]
     weight: Tensor,  # [hidden_size]
     eps: float,
+    *,
+    normalise: Callable[[Tensor, Tensor, float], Tensor] = rms_norm,
 ) -> tuple[Tensor, Tensor]:  # the norm of the sum, and the sum: the next residual
     total = x + residual
-    return rms_norm(total, weight, eps), total
+    return normalise(total, weight, eps), total

@@ -23,7 +23,7 @@ from services.scheduler.telemetry.steplog import StepLog, StepMeter
 from shared.actor import Actor, LifePhase
 from shared.actor.actor import Handlers
 from shared.config import Settings
-from shared.deadlines import attach_received, received
+from shared.deadlines import received
 from shared.errors import ProtocolError
 from shared.messages import (
     HAS_EVERYTHING,
@@ -126,7 +126,7 @@ class SchedulerActor(Actor):
             self.core.add(message, self.now)
 
     def handle_attach(self, message: AttachRequest) -> None:
-        message = attach_received(message)
+        message = received(message)
         if not self.sleep.attach(message):
             self.core.attach(message, self.now)
 

@@ -13,7 +13,7 @@ import socket
 from pathlib import Path
 
 from shared.errors import ProtocolError
-from shared.transport.directory import BACKLOG, fits
+from shared.transport.directory import bound, fits
 
 UNIX, TCP = "unix:", "tcp:"
 ENDING = ".blocks"
@@ -63,28 +63,17 @@ def near_name(secret: bytes) -> bytes:
 
 def listening_at(path: Path) -> socket.socket:
     """A socket that listens at a path where there is none.  Raises OSError."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    return _bound(listener, str(path))
+    return bound(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), str(path))
 
 
 def listening_near(secret: bytes) -> socket.socket:
     """A socket that listens for those on this host that know a secret.  Raises OSError."""
-    return _bound(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), near_name(secret))
+    return bound(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), near_name(secret))
 
 
 def listening_at_port(host: str = "") -> socket.socket:
     """A socket that listens at a free port.  Raises OSError."""
-    return _bound(socket.socket(socket.AF_INET, socket.SOCK_STREAM), (host, 0))
-
-
-def _bound(listener: socket.socket, place: bytes | str | tuple[str, int]) -> socket.socket:
-    try:
-        listener.bind(place)
-        listener.listen(BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener
+    return bound(socket.socket(socket.AF_INET, socket.SOCK_STREAM), (host, 0))
 
 
 def prepare(link: socket.socket) -> None:

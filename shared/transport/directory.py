@@ -53,10 +53,15 @@ def is_at(path: Path, file: int) -> bool:
 
 def listening(path: Path) -> socket.socket:
     """A socket that listens at a path where there is none.  Raises OSError."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = bound(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), str(path))
+    listener.setblocking(False)
+    return listener
+
+
+def bound(listener: socket.socket, place: bytes | str | tuple[str, int]) -> socket.socket:
+    """The socket, which listens at this place then.  Raises OSError, and closes it."""
     try:
-        listener.setblocking(False)
-        listener.bind(str(path))
+        listener.bind(place)
         listener.listen(BACKLOG)
     except OSError:
         listener.close()

@@ -189,7 +189,8 @@ def arrival_times(count: int, rate: float, burstiness: float, rng: Random) -> li
     if math.isinf(rate):
         return [0.0] * count
     times = list(accumulate(_gap(rate, burstiness, rng) for _ in range(count)))
-    return _stretched(times, count / rate)
+    factor = count / rate / times[-1] if times and times[-1] > 0 else 1.0
+    return [time * factor for time in times]
 
 
 def ramp_times(count: int, ramp: Ramp, burstiness: float, rng: Random) -> list[float]:
@@ -204,9 +205,3 @@ def _gap(rate: float, burstiness: float, rng: Random) -> float:
     if math.isinf(burstiness):
         return 1 / rate
     return rng.gammavariate(burstiness, 1 / (rate * burstiness))
-
-
-def _stretched(times: Iterable[float], last: float) -> list[float]:
-    listed = list(times)
-    factor = last / listed[-1] if listed and listed[-1] > 0 else 1.0
-    return [time * factor for time in listed]

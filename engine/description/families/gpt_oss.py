@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from engine.description.families.dense import FULL, LLAMA_SLOTS, SLIDING, attention, model, rope, windows
+from engine.description.families.moe import local_experts
 from engine.description.keys import ConfigKeys
 from engine.description.names import NameTable
-from engine.description.spec import ExpertsSpec, LayerSpec, MlpSpec, ModelSpec
-from shared.errors import ModelError
+from engine.description.spec import LayerSpec, MlpSpec, ModelSpec
 
 NAMES = (
     NameTable(
@@ -28,17 +28,7 @@ def gpt_oss(c: ConfigKeys) -> ModelSpec:
     c.only("hidden_act", "silu")
     c.only("swiglu_alpha", 1.702)
     c.only("swiglu_limit", 7.0)
-    count, top_k = c.positive_int("num_local_experts"), c.positive_int("num_experts_per_tok")
-    if top_k > count:
-        raise ModelError(f"num_experts_per_tok ({top_k}) is larger than num_local_experts ({count})")
-    experts = ExpertsSpec(
-        count=count,
-        top_k=top_k,
-        inner=c.positive_int("intermediate_size"),
-        score="softmax_of_chosen",
-        router_bias=True,
-        bias=True,
-    )
+    experts = local_experts(c, score="softmax_of_chosen", router_bias=True, bias=True)
     mlp = MlpSpec(inner=0, activation="clamped_swiglu", experts=experts)
     bias = c.flag("attention_bias", True)
     seen = windows(c, [FULL if index % 2 else SLIDING for index in range(c.positive_int("num_hidden_layers"))])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.description.families.dense import FULL, LLAMA_SLOTS, SLIDING, attention, model, silu_mlp, windows
 from engine.description.keys import ConfigKeys
 from engine.description.names import NameTable
-from engine.description.spec import LayerSpec, ModelSpec
+from engine.description.spec import AttentionSpec, LayerSpec, ModelSpec
 
 NAMES = (NameTable(slots=LLAMA_SLOTS),)
 QWEN3_HEAD_DIM = 128  # what the family means by a head_dim left out; the others mean hidden_size / heads
@@ -33,15 +33,17 @@ def qwen2(c: ConfigKeys) -> ModelSpec:
 
 
 def qwen3(c: ConfigKeys) -> ModelSpec:
+    heads = qwen3_heads(c)
+    return model(c, "Qwen3ForCausalLM", lambda index: LayerSpec(attention=heads[index], mlp=silu_mlp(c)))
+
+
+def qwen3_heads(c: ConfigKeys) -> list[AttentionSpec]:
+    """Of every layer."""
     seen, bias = qwen_windows(c), c.flag("attention_bias")
-
-    def layer(index: int) -> LayerSpec:
-        heads = attention(
-            c, head_dim=QWEN3_HEAD_DIM, window=seen[index], qk_norm="head", qkv_bias=bias, output_bias=bias
-        )
-        return LayerSpec(attention=heads, mlp=silu_mlp(c))
-
-    return model(c, "Qwen3ForCausalLM", layer)
+    return [
+        attention(c, head_dim=QWEN3_HEAD_DIM, window=window, qk_norm="head", qkv_bias=bias, output_bias=bias)
+        for window in seen
+    ]
 
 
 def qwen_windows(c: ConfigKeys) -> list[int]:

@@ -5,8 +5,10 @@ transformers writes the experts of a layer as one stack since version 5, and one
 
 from __future__ import annotations
 
+from typing import Any
+
 from engine.description.families.dense import LLAMA_SLOTS, attention, model, rope, silu_mlp
-from engine.description.families.llama import QWEN3_HEAD_DIM, qwen_windows
+from engine.description.families.llama import qwen3_heads, qwen_windows
 from engine.description.keys import ConfigKeys
 from engine.description.names import NameTable
 from engine.description.spec import ExpertsSpec, LayerSpec, MlpSpec, ModelSpec
@@ -40,7 +42,7 @@ MIXTRAL_NAMES = (
 def mixtral(c: ConfigKeys) -> ModelSpec:
     c.only("hidden_act", "silu", "swish")
     window = c.positive_int("sliding_window") if c.raw.get("sliding_window") is not None else 0
-    experts = _experts(c, "num_local_experts", c.positive_int("intermediate_size"), renormalise=True)
+    experts = local_experts(c)
     layer = LayerSpec(attention=attention(c, window=window), mlp=MlpSpec(inner=0, experts=experts))
     return model(c, "MixtralForCausalLM", lambda index: layer, ropes=(rope(c, theta=1_000_000.0),))
 
@@ -58,14 +60,11 @@ def qwen2_moe(c: ConfigKeys) -> ModelSpec:
 
 
 def qwen3_moe(c: ConfigKeys) -> ModelSpec:
-    seen, sparse, bias = qwen_windows(c), sparse_layers(c), c.flag("attention_bias")
+    heads, sparse = qwen3_heads(c), sparse_layers(c)
     routed = MlpSpec(inner=0, experts=qwen_experts(c, shared_gate=False))
 
     def layer(index: int) -> LayerSpec:
-        heads = attention(
-            c, head_dim=QWEN3_HEAD_DIM, window=seen[index], qk_norm="head", qkv_bias=bias, output_bias=bias
-        )
-        return LayerSpec(attention=heads, mlp=routed if sparse[index] else silu_mlp(c))
+        return LayerSpec(attention=heads[index], mlp=routed if sparse[index] else silu_mlp(c))
 
     return model(c, "Qwen3MoeForCausalLM", layer)
 
@@ -75,14 +74,20 @@ def qwen_experts(c: ConfigKeys, *, shared_gate: bool, renormalise: bool | None =
     c.only("hidden_act", "silu", "swish")
     renormalise = c.flag("norm_topk_prob") if renormalise is None else renormalise
     key = "num_experts" if c.raw.get("num_experts") is not None else "num_local_experts"
-    return _experts(c, key, c.positive_int("moe_intermediate_size"), renormalise, shared_gate=shared_gate)
+    inner = c.positive_int("moe_intermediate_size")
+    return _experts(c, key, inner, renormalise=renormalise, shared_gate=shared_gate)
 
 
-def _experts(c: ConfigKeys, count_key: str, inner: int, renormalise: bool, *, shared_gate: bool = False) -> ExpertsSpec:
+def local_experts(c: ConfigKeys, **options: Any) -> ExpertsSpec:
+    """As Mixtral spells them.  `options` are fields of ExpertsSpec."""
+    return _experts(c, "num_local_experts", c.positive_int("intermediate_size"), **options)
+
+
+def _experts(c: ConfigKeys, count_key: str, inner: int, **options: Any) -> ExpertsSpec:
     count, top_k = c.positive_int(count_key), c.positive_int("num_experts_per_tok")
     if top_k > count:
         raise ModelError(f"num_experts_per_tok ({top_k}) is larger than {count_key} ({count})")
-    return ExpertsSpec(count=count, top_k=top_k, inner=inner, renormalise=renormalise, shared_gate=shared_gate)
+    return ExpertsSpec(count=count, top_k=top_k, inner=inner, **options)
 
 
 def sparse_layers(c: ConfigKeys) -> list[bool]:

@@ -77,7 +77,8 @@ def parse_scheme(scheme: Any, path: str = KEY) -> Quantisation | None:
     if not isinstance(scheme, dict):
         raise ModelError(f"{path} must be an object, got {scheme!r}")
     keys = SchemeKeys(scheme, path)
-    method = keys.get("quant_method") or _implied(keys)
+    implied = None if keys.get("config_groups") is None else "compressed-tensors"  # of some of its writers
+    method = keys.get("quant_method") or implied
     method = OTHER_NAMES.get(str(method), method)
     if method not in READERS:
         raise keys.fault("quant_method", f"is {method!r}, which is not served; served: {', '.join(READERS)}")
@@ -88,11 +89,6 @@ def parse_scheme(scheme: Any, path: str = KEY) -> Quantisation | None:
             raise keys.fault(only_cache[method], "is missing")
         return None
     return READERS[method](keys)
-
-
-def _implied(keys: SchemeKeys) -> str | None:
-    """The method of a scheme that does not say: some writers of compressed-tensors."""
-    return "compressed-tensors" if keys.get("config_groups") is not None else None
 
 
 def _check_kv_cache(keys: SchemeKeys) -> None:

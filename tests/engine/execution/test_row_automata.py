@@ -213,7 +213,7 @@ def test_what_takes_idle_time_keeps_nobody_waiting() -> None:
 
 def test_a_stream_that_goes_on_does_not_wait_for_idle_time(automata: RowAutomata) -> None:
     free = threading.Event()
-    automata._building().submit(free.wait, 20)  # all idle time is taken
+    automata._building.submit(free.wait, 20)  # all idle time is taken
     more = compiled(GrammarKind.REGEX, "ab")
     automata.admit(sequence(0, more))
     assert allowed(held_of(automata, sequence(1, more, "a"))) == [{"b"}]
@@ -251,7 +251,7 @@ def test_without_a_tokenizer_the_reason_is_told() -> None:
 def test_rows_without_a_grammar_have_none_and_start_no_thread() -> None:
     automata = RowAutomata(load)
     automata.admit(sequence(0, None))
-    assert not automata and automata.of(0) is None and automata._builders is None
+    assert not automata and automata.of(0) is None and not automata._building._threads
 
 
 def test_few_grammars_are_kept(automata: RowAutomata) -> None:

@@ -16,7 +16,7 @@ from engine.execution.runner import ModelRunner
 from engine.loading.load import load_runner
 from engine.modeling.native import NativeDecoder
 from engine.modeling.ranks import RankDecoder
-from engine.weights.rank_source import why_not_whole
+from engine.weights.part_source import why_not_whole
 from engine.weights.source import Checkpoint
 from services.worker.ranks import RankGroup
 from shared.errors import FatalError

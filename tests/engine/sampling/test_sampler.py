@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.sampling.columns import SamplingColumns
-from engine.sampling.logprobs import gather_logprobs, read_scores, score
+from engine.sampling.logprobs import read_scores, score
 from engine.sampling.processing import SampleBatch, process_logits
 from engine.sampling.sampler import Sampler
 from kernels.ops.noise import gumbel_noise, row_keys
@@ -236,7 +236,8 @@ def test_seeds_of_64_bits() -> None:
 def test_logprobs() -> None:
     logits = spread_logits(3, seed=4)
     chosen = torch.tensor([int(logits[0].argmax()), int(logits[1].argsort()[-4]), 17])
-    found = gather_logprobs(logits, chosen, np.array([2, 0, -1]))
+    counts = np.array([2, 0, -1])
+    found = read_scores(score(logits, chosen, counts), counts, VOCAB)
     wanted = torch.log_softmax(logits.double(), dim=1)
     assert [len(position.token_ids) for position in found] == [3, 1, VOCAB + 1]
     assert [position.rank for position in found[:2]] == [1, 4]
@@ -260,7 +261,7 @@ def test_logprobs_of_named_tokens() -> None:
 
 def test_rank_counts_ties() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 0.0]])
-    assert gather_logprobs(logits, torch.tensor([2]), np.array([0]))[0].rank == 2
+    assert score(logits, torch.tensor([2]), np.array([0])).ranks.tolist() == [2]
 
 
 def test_a_broken_model_does_not_break_the_sampler() -> None:

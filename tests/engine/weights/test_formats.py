@@ -13,6 +13,7 @@ from engine.weights.formats import Formats, resolve_device, resolve_formats
 from kernels.ops.codes import INT4
 from kernels.ops.kv_cache import FP8S
 from kernels.ops.kv_store import store_kv
+from shared.config import Settings
 from shared.errors import ConfigError
 
 F32, F16, BF16, I8, FP8 = torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.float8_e4m3fn
@@ -23,8 +24,8 @@ def resolve(
     stored: torch.dtype, device: torch.device = CPU, *, fast: bool = False, codes: bool = False, **settings: Any
 ) -> Formats:
     """`codes`: the checkpoint is quantised, but not in integer codes."""
-    given: dict[str, Any] = {"dtype": "auto", "quantization": "none", "kv_cache_dtype": "auto"} | settings
-    return resolve_formats(**given, stored=stored, device=device, fast_bfloat16=fast, quantised=codes)
+    given = Settings.of(**{"quantization": "none"} | settings)
+    return resolve_formats(given.engine, given.memory, stored, device, fast_bfloat16=fast, quantised=codes)
 
 
 @pytest.mark.parametrize(
@@ -85,12 +86,13 @@ def test_formats(found: Formats, expected: Formats) -> None:
     assert found == expected
 
 
-AUTO = {"quantization": "auto", "quantised": True, "codes": True}
-
-
-def resolve_kept(stored: torch.dtype, device: torch.device = CPU, *, native: bool = True, **settings: Any) -> Formats:
-    given: dict[str, Any] = AUTO | {"dtype": "auto", "kv_cache_dtype": "auto"} | settings
-    return resolve_formats(**given, stored=stored, device=device, native=native, fast_bfloat16=native)
+def resolve_kept(
+    stored: torch.dtype, device: torch.device = CPU, *, native: bool = True, codes: bool = True, **settings: Any
+) -> Formats:
+    given = Settings.of(**settings)
+    return resolve_formats(
+        given.engine, given.memory, stored, device, native=native, fast_bfloat16=native, quantised=True, codes=codes
+    )
 
 
 @pytest.mark.parametrize(

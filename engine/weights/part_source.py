@@ -1,4 +1,4 @@
-"""One rank's parts of a checkpoint."""
+"""What one process of several has of a checkpoint: a rank some of each layer, a stage some of the layers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from engine.description.names import Part, TensorMap
 from engine.description.ranks import Place, cut_tensors
 from engine.description.spec import ModelSpec
+from engine.description.stages import Stage
 from engine.weights.digest import WeightDigest
 from engine.weights.inventory import QuantisedMatrix
 from engine.weights.kv_scales import KVScales
@@ -20,26 +21,28 @@ from kernels.ops.codes import Codes
 from kernels.ops.digest import Sums
 
 
-class RankSource:
-    """A `WeightSource` of what a rank has of another one.  The digest is that of the whole: all ranks' are the same."""
+class PartSource:
+    """A `WeightSource` of a part of another one.  The digest is that of the whole, which all processes compare."""
 
-    def __init__(self, source: WeightSource, spec: ModelSpec, place: Place) -> None:
-        """With the whole model's description."""
+    def __init__(self, source: WeightSource, tensors: TensorMap) -> None:
         self.dtype: torch.dtype = source.dtype
-        self.tensors = cut_tensors(spec, source.tensors, place)
+        self.tensors = tensors
         self._source = source
-        self._heads = [place.share(one.num_kv_heads) for one in spec.attentions]
+        self._read: set[str] = set()  # names of the tensors that the digest has, or will have
 
     def take(self, part: Part) -> Tensor:
+        self._read.add(part.name)
         return self._source.take(part)
 
     def copied(self, part: Part, out: Tensor, *, rounded: torch.dtype | None = None) -> Tensor:
+        self._read.add(part.name)
         return self._source.copied(part, out, rounded=rounded)
 
     def sums(self, *parts: Part) -> Sums | None:
         return self._source.sums(*parts)
 
     def take_codes(self, part: Part) -> Codes | None:
+        self._read.add(part.name)
         return self._source.take_codes(part)
 
     def quantised_as(self, part: Part) -> QuantisedMatrix | None:
@@ -50,8 +53,7 @@ class RankSource:
         return self._source.quantisation
 
     def kv_scales(self) -> tuple[KVScales, ...]:
-        both = zip(self._source.kv_scales(), self._heads, strict=False)
-        return tuple(KVScales(scales.keys[heads], scales.values[heads]) for scales, heads in both)
+        return self._source.kv_scales()
 
     @property
     def files(self) -> list[Path]:
@@ -64,14 +66,38 @@ class RankSource:
         self._source.release()
 
     def read_others(self) -> None:
-        """What the rank has no part of, for a digest: that of the whole checkpoint, which all ranks compare."""
-        taken = {part.name for part in self.tensors.parts()}
+        """What this process has no part of, for the digest."""
         for part in self._source.tensors.parts():
-            if part.name not in taken:
-                taken.add(part.name)
+            if part.name not in self._read:
+                self._read.add(part.name)
                 if self._source.take_codes(part) is None:
                     self._source.take(part)
                 self._source.release()
+
+
+class RankSource(PartSource):
+    """What a rank has."""
+
+    def __init__(self, source: WeightSource, spec: ModelSpec, place: Place) -> None:
+        """With the whole model's description."""
+        super().__init__(source, cut_tensors(spec, source.tensors, place))
+        self._read = {part.name for part in self.tensors.parts()}
+        self._heads = [place.share(one.num_kv_heads) for one in spec.attentions]
+
+    def kv_scales(self) -> tuple[KVScales, ...]:
+        both = zip(super().kv_scales(), self._heads, strict=False)
+        return tuple(KVScales(scales.keys[heads], scales.values[heads]) for scales, heads in both)
+
+
+class StageSource(PartSource):
+    """What a stage has; of what stands before and behind all layers only what it takes."""
+
+    def __init__(self, source: WeightSource, stage: Stage) -> None:
+        super().__init__(source, stage.cut_tensors(source.tensors))
+        self._layers = stage.layers
+
+    def kv_scales(self) -> tuple[KVScales, ...]:
+        return super().kv_scales()[self._layers]
 
 
 def why_not_whole(spec: ModelSpec, tensors: TensorMap, quantised_as: QuantisedAs) -> str:
