@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.description.keys import positive
@@ -105,9 +105,9 @@ def parse_rope(
     factor = _factor(scaling, kind, original, max_position_embeddings)
     positions = int(positive("original_max_position_embeddings", original or max_position_embeddings))
     if kind == "llama3":
-        return _llama3(scaling, theta, factor, positions)
+        return replace(_llama3(scaling, theta, factor, positions), share=share)
     if kind == "yarn":
-        return _yarn(scaling, theta, factor, positions)
+        return replace(_yarn(scaling, theta, factor, positions), share=share)
     return RopeConfig(
         kind=kind, theta=theta, share=share, factor=factor, original_max_positions=max_position_embeddings
     )

@@ -151,6 +151,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 # With layers of linear attention, whose states plans manage.
 HYBRID_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-next": ("Qwen3Next", {**HYBRID, **HYBRID_MOE, "mlp_only_layers": [3]}),
+    "qwen3-next-yarn": (
+        "Qwen3Next",
+        {**HYBRID, **HYBRID_MOE, "rope_parameters": {**YARN_ROPE, "partial_rotary_factor": 0.5}},
+    ),
     "qwen3-next-bias": ("Qwen3Next", {**HYBRID, **HYBRID_MOE, "attention_bias": True, "linear_conv_kernel_dim": 3}),
     "qwen3.5": ("Qwen3_5", {**HYBRID, "layer_types": [*["linear_attention"] * 3, "full_attention"]}),
     "qwen3.5-moe": ("Qwen3_5Moe", {**HYBRID, **HYBRID_MOE}),

@@ -10,7 +10,7 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine.description.reading import parse_config
-from engine.description.rope import RopeConfig
+from engine.description.rope import RopeConfig, parse_rope
 from engine.modeling.rope import build_rope_table, frequencies
 from tests.engine.checkpoints import COMMON, LLAMA3_ROPE, YARN_ROPE
 
@@ -44,6 +44,20 @@ def test_frequencies(scaling: dict[str, Any], head_dim: int) -> None:
     found = ours(scaling)
     torch.testing.assert_close(frequencies(found, head_dim, LENGTH), wanted, atol=0, rtol=1e-6)
     assert found.attention_factor == pytest.approx(attention_factor)
+
+
+@pytest.mark.parametrize("scaling", [one for one in KINDS if one["rope_type"] != "dynamic"])
+def test_frequencies_where_a_part_of_each_head_is_rotated(scaling: dict[str, Any]) -> None:
+    """As Phi-3, whose family can; the rest of the head stands still, and is not stretched."""
+    scaling = scaling | {"partial_rotary_factor": 0.5}
+    more = COMMON | {"head_dim": 64, "max_position_embeddings": LENGTH, "rope_parameters": scaling}
+    theirs = transformers.LlamaConfig(**more)
+    wanted, _ = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](theirs, torch.device("cpu"), seq_len=LENGTH)
+    found = parse_rope(more, LENGTH, partial=True)
+    assert found.rotated(64) == 32
+    torch.testing.assert_close(frequencies(found, 32, LENGTH), wanted, atol=0, rtol=1e-6)
+    table = build_rope_table(found, 64, LENGTH, dtype=torch.float32, device="cpu")
+    assert bool((table.cos[..., 16:32] == 1).all() and (table.sin[..., 16:32] == 0).all())
 
 
 @pytest.mark.parametrize("key", ["type", "rope_type"])
