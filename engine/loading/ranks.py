@@ -27,7 +27,7 @@ from engine.loading.profile import most_positions
 from engine.modeling.expert_balancer import PlannedMoves
 from engine.modeling.native import NativeDecoder, build_native, describe_whole
 from engine.modeling.ranks import RankDecoder, firsts_of, make_group
-from engine.weights.part_source import RankSource, why_not_whole
+from engine.weights.part_source import RankSource
 from engine.weights.source import WeightSource
 from kernels.cpu import abi
 from shared.config import EngineSettings, Settings
@@ -209,8 +209,6 @@ def build_part(
         why = backend.no_native or f"the model runs on {backend.device.type}"
         raise ConfigError(f"tensor_parallel_size is {place.ranks}, which needs native kernels, but {why}; {WITH_TORCH}")
     part = RankSource(source, spec, place)
-    if place.whole_experts and (why := why_not_whole(spec, source.tensors, source.quantised_as)):
-        raise ConfigError(why)
     decoder = build_native(
         cut_spec(spec, place),
         part,

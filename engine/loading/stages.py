@@ -46,7 +46,7 @@ def build_stage(
 ) -> NativeDecoder:
     """The layers of a stage, or a rank's part of them.  `reads_all`: a digest of the whole checkpoint is wanted.
 
-    Raises ConfigError without native kernels.
+    Raises ConfigError without native kernels, or where experts that stay whole are not alike.
     """
     if backend.native is None:
         why = backend.no_native or f"the model runs on {backend.device.type}"

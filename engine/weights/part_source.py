@@ -19,6 +19,7 @@ from engine.weights.quantised.kept import QuantisedAs
 from engine.weights.source import WeightSource
 from kernels.ops.codes import Codes
 from kernels.ops.digest import Sums
+from shared.errors import ConfigError
 
 
 class PartSource:
@@ -79,7 +80,9 @@ class RankSource(PartSource):
     """What a rank has."""
 
     def __init__(self, source: WeightSource, spec: ModelSpec, place: Place) -> None:
-        """With the whole model's description."""
+        """With the whole model's description.  Raises ConfigError where experts that stay whole are not alike."""
+        if place.whole_experts and (why := _why_not_whole(spec, source.tensors, source.quantised_as)):
+            raise ConfigError(why)
         super().__init__(source, cut_tensors(spec, source.tensors, place))
         self._read = {part.name for part in self.tensors.parts()}
         self._heads = [place.share(one.num_kv_heads) for one in spec.attentions]
@@ -100,7 +103,7 @@ class StageSource(PartSource):
         return super().kv_scales()[self._layers]
 
 
-def why_not_whole(spec: ModelSpec, tensors: TensorMap, quantised_as: QuantisedAs) -> str:
+def _why_not_whole(spec: ModelSpec, tensors: TensorMap, quantised_as: QuantisedAs) -> str:
     """What keeps ranks from having experts whole: in which order their outputs are added depends on how all of a layer
     are multiplied, which a rank sees of its own alone.  Empty where nothing does."""
     for index, (layer, parts) in enumerate(zip(spec.layers, tensors.layers, strict=True)):

@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from engine.description.ranks import Place
 from engine.description.reading import read_config
 from engine.execution.runner import ModelRunner
 from engine.loading.load import load_runner
 from engine.modeling.native import NativeDecoder
 from engine.modeling.ranks import RankDecoder
-from engine.weights.part_source import why_not_whole
+from engine.weights.part_source import RankSource
 from engine.weights.source import Checkpoint
 from services.worker.ranks import RankGroup
-from shared.errors import FatalError
+from shared.errors import ConfigError, FatalError
 from shared.sampling import SamplingParams
 from tests.engine.checkpoints import random_prompt, save_checkpoint
 from tests.engine.driver import Driver
@@ -103,9 +104,9 @@ def test_experts_in_several_formats_are_refused(tmp_path: Path) -> None:
     change_tensors(tmp_path, encode)
     change_config(tmp_path, quantization_config=scheme)
     spec = read_config(tmp_path)
-    source = Checkpoint(tmp_path, spec)
     why = "enable_expert_parallel is set, but layer 0 has experts in several stored formats"
-    assert why_not_whole(spec, source.tensors, source.quantised_as) == why
+    with pytest.raises(ConfigError, match=why):
+        RankSource(Checkpoint(tmp_path, spec), spec, Place(0, 2, whole_experts=True))
 
 
 @pytest.mark.parametrize(
