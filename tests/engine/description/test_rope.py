@@ -56,7 +56,7 @@ def test_frequencies_where_a_part_of_each_head_is_rotated(scaling: dict[str, Any
     found = parse_rope(more, LENGTH, partial=True)
     assert found.rotated(64) == 32
     torch.testing.assert_close(frequencies(found, 32, LENGTH), wanted, atol=0, rtol=1e-6)
-    table = build_rope_table(found, 64, LENGTH, dtype=torch.float32, device="cpu")
+    table = build_rope_table(found, 64, LENGTH, dtype=torch.float32, device=torch.device("cpu"))
     assert bool((table.cos[..., 16:32] == 1).all() and (table.sin[..., 16:32] == 0).all())
 
 
