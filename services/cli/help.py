@@ -62,11 +62,6 @@ class SectionedOption(click.Option):
         self.is_common = is_common
 
 
-def command(name: str) -> Callable[[Callable[..., Any]], SectionedCommand]:
-    """`click.command` for a command outside a group's own module."""
-    return click.command(name, cls=SectionedCommand)
-
-
 class SectionedCommand(click.Command):
     """A command whose options are listed in sections, the common ones first."""
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import click
 
-from services.cli.help import command
+from services.cli.help import SectionedCommand
 from shared.errors import ProtocolError
 
 KEPT = Path("tests/unit/scheduler/recording/recordings")  # every recording there is replayed by a test
 
 
-@command("replay")
+@click.command("replay", cls=SectionedCommand)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--invariants", is_flag=True, help="Check the core after every event; slow.")
 @click.option("--digest", "show_digest", is_flag=True, help="Print nothing but the digest over all plans.")

@@ -253,10 +253,6 @@ class OrderFailedError(Exception):
     """An order could not be carried out; the text says why."""
 
 
-class RestartFailedError(OrderFailedError):
-    """A successor was not ready in time; the processes that are not replaced yet stay."""
-
-
 def rolling_restart(
     supervisor: Supervisor,
     services: Iterable[str],
@@ -267,7 +263,7 @@ def rolling_restart(
 ) -> Iterator[None]:
     """Replace every process of these services; to be advanced between the supervisor's polls.
 
-    Raises RestartFailedError where a successor does not become ready.
+    Raises OrderFailedError where a successor is not ready in time; the processes that are not replaced yet stay.
     """
     for service in [service for service in ORDER if service in set(services)]:
         for child in supervisor.cast(service, None):
@@ -283,7 +279,7 @@ def _overlap(supervisor: Supervisor, child: ChildProcess, is_ready: Callable[[Ch
     try:
         while not is_ready(successor):
             yield
-    except RestartFailedError:
+    except OrderFailedError:
         supervisor.dismiss(successor)
         raise
     supervisor.dismiss(child)
@@ -302,12 +298,12 @@ def _succeed(supervisor: Supervisor, child: ChildProcess, is_ready: Callable[[Ch
 def _in_time(
     is_ready: Callable[[ChildProcess], bool], begun: float, clock: Callable[[], float]
 ) -> Callable[[ChildProcess], bool]:
-    """`is_ready`, but it raises RestartFailedError where that is not so in time."""
+    """`is_ready`, but it raises OrderFailedError where that is not so in time."""
 
     def is_ready_by_now(child: ChildProcess) -> bool:
         ready = is_ready(child)
         if not ready and clock() - begun > READY_SECONDS:
-            raise RestartFailedError(f"the next {child.role.name} was not ready within {READY_SECONDS:g} s")
+            raise OrderFailedError(f"the next {child.role.name} was not ready within {READY_SECONDS:g} s")
         return ready
 
     return is_ready_by_now

@@ -12,7 +12,7 @@ from http import HTTPStatus
 
 import click
 
-from services.cli.help import command
+from services.cli.help import SectionedCommand
 from services.cli.tables import aligned
 from shared.metrics.histogram import quantile
 
@@ -193,7 +193,7 @@ def watch(read: Callable[[], MetricsSample], interval: float, count: int | None,
         time.sleep(interval)
 
 
-@command("top")
+@click.command("top", cls=SectionedCommand)
 @click.option(
     "--url",
     default="http://127.0.0.1:8000/metrics",

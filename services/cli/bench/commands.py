@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from services.cli.bench.options import KernelOptions, ServeOptions, SimulateOptions
-from services.cli.help import DIRECTORY, INTEGERS, Group, command, field_options, take
+from services.cli.help import DIRECTORY, INTEGERS, Group, SectionedCommand, field_options, take
 from services.cli.options import sampling_options, settings_options, take_sampling, take_settings
 from services.cli.workloads import WorkloadOptions
 from shared.model_source import find_model_dir, resolve_model_dir
@@ -70,7 +70,7 @@ def bench_kernels(**arguments: Any) -> None:
     click.echo(table(take(KernelOptions, arguments)))
 
 
-@command("simulate")
+@click.command("simulate", cls=SectionedCommand)
 @field_options(SimulateOptions)
 @field_options(WorkloadOptions)
 def simulate(**arguments: Any) -> None:

@@ -13,6 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from services.cli.supervisor import ChildProcess, Supervisor
+from services.cli.tables import columns
 from shared.activity import Activity, mark_asleep, read_activity
 
 COMPUTING = ("worker", "draft")  # the services that hold a model in memory
@@ -227,5 +228,4 @@ def table(models: Iterable[tuple[KeptModel, str]]) -> list[str]:
         said = model.activity
         state = f"{model.state}, pinned" if model.pinned else str(model.state)
         rows.append((model.label, state, str(said.num_workers), str(said.num_requests), checkpoint))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return columns(rows, left=range(len(rows[0])))
