@@ -44,7 +44,8 @@ def examine(settings: Settings) -> Iterator[Finding]:
     """The checks of `pageant serve`, and those that need a process with torch."""
     yield check_python()
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    yield from (missing_package(name) for name in missing)
+    for name in missing:
+        yield Finding("wrong", name, f"not installed; pip install 'pageant[{PACKAGES[name]}]'")
     model_is_wrong = False
     for finding in examine_settings(settings):
         model_is_wrong |= finding.verdict == "wrong" and finding.subject in ("model", "memory")
@@ -58,10 +59,6 @@ def check_python() -> Finding:
     if sys.version_info < OLDEST_PYTHON:
         return Finding("wrong", "python", f"{version}; 3.11 or newer is needed")
     return Finding("ok", "python", f"{version} at {sys.executable}")
-
-
-def missing_package(name: str) -> Finding:
-    return Finding("wrong", name, f"not installed; pip install 'pageant[{PACKAGES[name]}]'")
 
 
 def ask_plan(settings: Settings) -> dict[str, Any]:
@@ -89,21 +86,17 @@ def check_plan(plan: dict[str, Any]) -> Iterator[Finding]:
     yield check_kernels(plan)
     yield check_fingerprint(plan)
     longest = plan["max_model_len"]
-    yield Finding(
-        "ok",
-        "memory",
+    text = (
         f"{plan['bytes'] / GIB:.2f} GiB of KV cache: {plan['num_blocks']} blocks of "
         f"{plan['block_size']} tokens hold {plan['num_tokens']} tokens, "
         f"{plan['num_tokens'] / longest:.1f} requests of max_model_len={longest}"
-        + (f"; {_states(plan)}" if plan["state_bytes"] else ""),
     )
-
-
-def _states(plan: dict[str, Any]) -> str:
-    return (
-        f"{plan['state_bytes'] / GIB:.2f} GiB of it are states of linear attention: of {plan['max_num_seqs']} "
-        f"sequences at once, and {plan['num_snapshots']} snapshots"
-    )
+    if plan["state_bytes"]:
+        text += (
+            f"; {plan['state_bytes'] / GIB:.2f} GiB of it are states of linear attention: of {plan['max_num_seqs']} "
+            f"sequences at once, and {plan['num_snapshots']} snapshots"
+        )
+    yield Finding("ok", "memory", text)
 
 
 def check_kernels(plan: dict[str, Any]) -> Finding:

@@ -42,15 +42,12 @@ class MetricsSample:
             for sample in family.samples:
                 self._samples.setdefault(sample.name, []).append((sample.labels, sample.value))
 
-    def samples(self, name: str) -> list[tuple[Mapping[str, str], float]]:
-        return self._samples.get(name, [])
-
     def total(self, name: str) -> float:
-        return sum(value for _, value in self.samples(name))
+        return sum(value for _, value in self._samples.get(name, ()))
 
     def by(self, name: str, label: str) -> dict[str, float]:
         found: dict[str, float] = {}
-        for labels, value in self.samples(name):
+        for labels, value in self._samples.get(name, ()):
             found[labels.get(label, "")] = found.get(labels.get(label, ""), 0.0) + value
         return found
 

@@ -66,7 +66,6 @@ class Streams(Protocol):
 class ServerBackend(Streams, Protocol):
     """A server behind one interface."""
 
-    name: str
     vocab_size: int
 
     async def model(self, patience: float) -> Served:
@@ -116,22 +115,17 @@ class Generator:
     def __init__(self, backend: Streams, max_concurrency: int = 0) -> None:
         self._backend = backend
         self._places = asyncio.Semaphore(max_concurrency) if max_concurrency else None
-        self._begin = 0.0
-
-    @property
-    def begin(self) -> float:
-        """Time 0 of the run, by the machine's steady clock (time.perf_counter)."""
-        return self._begin
+        self.begin = 0.0  # time 0 of the run, by the machine's steady clock (time.perf_counter)
 
     def clock(self) -> float:
         """Seconds since time 0 of the run."""
-        return time.perf_counter() - self._begin
+        return time.perf_counter() - self.begin
 
     async def send(
         self, requests: Sequence[LoadRequest], ended: Callable[[RequestOutcome], object]
     ) -> list[RequestOutcome]:
         """Send all, each when it is due; returns their outcomes in the same order once every one has ended."""
-        self._begin = time.perf_counter() + LEAD
+        self.begin = time.perf_counter() + LEAD
         outcomes = [RequestOutcome(Timeline(request.time)) for request in requests]
         is_paced = any(request.time != requests[0].time for request in requests)
         tasks: list[asyncio.Task[None]] = []
@@ -144,7 +138,7 @@ class Generator:
             if len(tasks) == len(requests):
                 all_due.set()
 
-        pacer = Pacer([self._begin + request.time for request in requests], due)
+        pacer = Pacer([self.begin + request.time for request in requests], due)
         pacer.start()
         try:
             if requests:

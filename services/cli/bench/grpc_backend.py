@@ -26,8 +26,6 @@ class GrpcBackend:
     """Streams over several connections; made and closed in a running event loop.  With `explain` the server is asked
     where the time of each request went."""
 
-    name = "pageant-grpc"
-
     def __init__(self, address: str, sampling: dict[str, Any], *, explain: bool = False) -> None:
         self.vocab_size = 0  # until `model` was asked
         self._explain = explain

@@ -21,8 +21,6 @@ DATA, DONE = "data: ", "[DONE]"
 class HttpBackend:
     """Streams of server-sent events; each event with output counts as one output, with as many tokens as it names."""
 
-    name = "openai"
-
     def __init__(
         self, base_url: str, sampling: dict[str, Any], *, transport: httpx2.AsyncBaseTransport | None = None
     ) -> None:

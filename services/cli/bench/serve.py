@@ -27,8 +27,6 @@ from shared.errors import ConfigError
 from shared.metrics import ModelWork, parse_slo
 from shared.workload import LoadRequest
 
-TERA = 10**12
-
 
 def serve(options: ServeOptions, workload: WorkloadOptions, sampling: dict[str, Any]) -> int:
     """Run, print, save; returns the exit status: 1 where no request succeeded."""
@@ -125,19 +123,7 @@ async def run_once(
     before = await backend.acceptance()
     with tqdm(total=len(requests), unit="req", disable=not sys.stderr.isatty()) as progress:
         outcomes = await Generator(backend, options.max_concurrency).send(requests, lambda _: progress.update())
-    run = RunOptions(
-        backend=backend.name,
-        model=model,
-        request_rate=math.inf if workload.request_rate is None else workload.request_rate,
-        burstiness=workload.burstiness,
-        max_concurrency=options.max_concurrency,
-        label=options.label,
-        slo=parse_slo(options.goodput),
-        percentiles=options.metric_percentiles,
-        metrics=options.percentile_metrics,
-        work=work_of(options),
-        peak_flops=TERA * options.peak_tflops,
-    )
+    run = RunOptions(options, workload, model, work_of(options))
     report = report_of(run, outcomes, (await backend.acceptance()).since(before))
     click.echo(block(report))
     warn(outcomes)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from datetime import datetime
+from fileinput import hook_compressed
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
@@ -100,14 +100,8 @@ def _lines_of(source: str) -> Iterator[str]:
         return
     path = Path(source)
     for file in sorted(found for found in path.rglob("*") if found.is_file()) if path.is_dir() else [path]:
-        with _opened(file) as text:
+        with hook_compressed(file, "r", encoding="utf-8", errors="replace") as text:
             yield from text
-
-
-def _opened(path: Path) -> IO[str]:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8", errors="replace")
-    return path.open(encoding="utf-8", errors="replace")
 
 
 def parse(line: str) -> LogEntry | None:
