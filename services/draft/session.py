@@ -57,7 +57,8 @@ class DraftSession:
             return
         order = ProposalOrder(update.update_id, update.num_ahead)
         if update.epoch != self._epoch:  # a newer epoch, or another life of the scheduler
-            self._begin(update.epoch)
+            self._forget_all()
+            self._epoch = update.epoch
         elif update.update_id != self._update_id + 1 or update.rejection != self._rejection:
             order.lost |= self._num_told.keys()
             self._forget_all()
@@ -71,10 +72,6 @@ class DraftSession:
         if order.lost:
             log.warning("rows_lost", rows=sorted(order.lost), update_id=update.update_id)
         self._orders = [one for one in (*self._orders, order) if one.wanted or (one.lost and not one.is_answered)]
-
-    def _begin(self, epoch: int) -> None:
-        self._forget_all()
-        self._epoch = epoch
 
     def _forget_all(self) -> None:
         self._num_told.clear()

@@ -115,7 +115,6 @@ def work_of(step: Step) -> StepWork:
 class StepTime(Protocol):
     def seconds(self, work: StepWork, start: float, worker: int) -> float:
         """Of a step that a worker begins at this time of the run, in seconds."""
-        ...
 
 
 class Roofline:

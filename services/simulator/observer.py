@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 
 from services.scheduler.lifecycle.outputs import Outbound
-from services.scheduler.lifecycle.routing import Placement
 from services.scheduler.state.sequence import Request, Sequence
 from services.scheduler.telemetry.journal import EventJournal
 from shared.errors import RequestError
@@ -100,7 +99,4 @@ class SilentJournal(EventJournal):
         pass
 
     def sequence(self, event: str, sequence: Sequence, **fields: Any) -> None:
-        pass
-
-    def placed(self, sequence: Sequence, placement: Placement) -> None:
         pass

@@ -6,7 +6,8 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Protocol
 
 import msgspec
@@ -77,31 +78,28 @@ class ServerBackend(Streams, Protocol):
     async def close(self) -> None: ...
 
 
-class Pacer:
-    """Calls `due(index)` in the loop at each of the given times, from a thread that sleeps to within some tens of
-    microseconds; the timers of event loops round up to milliseconds, which would go into every latency."""
+@contextmanager
+def paced(times: Sequence[float], due: Callable[[int], None]) -> Iterator[None]:
+    """Within, `due(index)` is called in the loop at each of the given times, of time.perf_counter and in order.
 
-    def __init__(self, times: Sequence[float], due: Callable[[int], None]) -> None:
-        """`times` are of time.perf_counter, in order."""
-        self._times, self._due = times, due
-        self._loop = asyncio.get_running_loop()
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="pacer", daemon=True)
+    A thread sleeps to within some tens of microseconds; the timers of event loops round up to milliseconds, which would
+    go into every latency.
+    """
+    loop, stopped = asyncio.get_running_loop(), threading.Event()
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Nothing is due after this."""
-        self._stopped.set()
-
-    def _run(self) -> None:
-        for index, moment in enumerate(self._times):
+    def run() -> None:
+        for index, moment in enumerate(times):
             if (left := moment - time.perf_counter()) > 0:
                 time.sleep(left)
-            if self._stopped.is_set():
+            if stopped.is_set():
                 return
-            self._loop.call_soon_threadsafe(self._due, index)
+            loop.call_soon_threadsafe(due, index)
+
+    threading.Thread(target=run, name="pacer", daemon=True).start()
+    try:
+        yield
+    finally:
+        stopped.set()
 
 
 class Generator:
@@ -138,14 +136,12 @@ class Generator:
             if len(tasks) == len(requests):
                 all_due.set()
 
-        pacer = Pacer([self.begin + request.time for request in requests], due)
-        pacer.start()
         try:
-            if requests:
-                await all_due.wait()
-            await asyncio.gather(*tasks)
+            with paced([self.begin + request.time for request in requests], due):
+                if requests:
+                    await all_due.wait()
+                await asyncio.gather(*tasks)
         finally:
-            pacer.stop()
             for task in tasks:
                 task.cancel()
         return outcomes
@@ -158,17 +154,14 @@ class Generator:
         *,
         is_paced: bool,
     ) -> None:
-        if self._places is not None:
-            await self._places.acquire()
-        try:
-            outcome.sent = self.clock()
-            if not is_paced and self._places is not None:
-                outcome.timeline.start, outcome.late = outcome.sent, 0.0
-            await self._backend.stream(request, outcome, self.clock)
-        finally:
-            outcome.end = self.clock()
-            if self._places is not None:
-                self._places.release()
+        async with self._places or nullcontext():
+            try:
+                outcome.sent = self.clock()
+                if not is_paced and self._places is not None:
+                    outcome.timeline.start, outcome.late = outcome.sent, 0.0
+                await self._backend.stream(request, outcome, self.clock)
+            finally:
+                outcome.end = self.clock()
         ended(outcome)
 
 

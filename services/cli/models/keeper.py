@@ -128,7 +128,9 @@ class ModelKeeper:
             if not self._has_room:
                 self._make_room(now)
                 return
-            self._begin_to_wake(model)
+            self._enter(model, Wakefulness.WAKING)
+            for service, count in model.replicas.items():
+                self._supervisor.scale(service, count, model.name)
 
     def _look(self, model: KeptModel, now: float) -> None:
         said = read_activity(model.directory)
@@ -183,11 +185,6 @@ class ModelKeeper:
             model.is_dismissed = True
             for child in present:
                 self._supervisor.dismiss(child)
-
-    def _begin_to_wake(self, model: KeptModel) -> None:
-        self._enter(model, Wakefulness.WAKING)
-        for service, count in model.replicas.items():
-            self._supervisor.scale(service, count, model.name)
 
     def _go_on_waking(self, model: KeptModel) -> None:
         present = self._computing(model)
