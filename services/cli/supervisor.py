@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Annotated, Protocol
 
 import msgspec
@@ -71,19 +72,19 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.worker_roles) + (0 if self.prefill and self.decode else self.workers)
 
 
+@dataclass(eq=False)
 class ChildProcess:
     """A role and the process that has it now."""
 
-    def __init__(self, role: Role) -> None:
-        self.role = role
-        self.process: Process | None = None
-        self.started = 0.0
-        self.restart_at = 0.0
-        self.delay = 0.0  # before the next restart; 0: it has not died early yet
-        self.num_deaths = 0
-        self.num_lives = 0
-        self.kill_at: float | None = None  # it was asked to leave, and must have done so by then
-        self.is_replaced = False  # once it has left, in the same role
+    role: Role
+    process: Process | None = None
+    started: float = 0.0
+    restart_at: float = 0.0
+    delay: float = 0.0  # before the next restart; 0: it has not died early yet
+    num_deaths: int = 0
+    num_lives: int = 0
+    kill_at: float | None = None  # it was asked to leave, and must have done so by then
+    is_replaced: bool = False  # once it has left, in the same role
 
     @property
     def is_leaving(self) -> bool:

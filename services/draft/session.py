@@ -7,7 +7,7 @@ comes while a proposal is being made is applied before the next piece of work, s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import structlog
 
@@ -195,12 +195,8 @@ class DraftSession:
 
 def check_columns(update: DraftUpdate) -> None:
     """Raises ProtocolError unless the columns give every row its part."""
-    columns: Mapping[str, list[int]] = {
-        "num_tokens": update.num_tokens,
-        "num_new": update.num_new,
-        "num_wanted": update.num_wanted,
-    }
-    for name, column in columns.items():
+    for name in ("num_tokens", "num_new", "num_wanted"):
+        column: list[int] = getattr(update, name)
         if len(column) != len(update.rows) or min(column, default=0) < 0:
             raise ProtocolError(f"draft update {update.update_id} has not one {name} for each of its rows")
     if max(update.num_ahead, *update.num_wanted, 0) > MOST_WANTED:

@@ -44,6 +44,7 @@ def read_recording(path: Path) -> list[RecordedStep]:
     return [msgspec.structs.replace(step, seconds=step.seconds + pause) for step in steps]
 
 
+@dataclass
 class Fitted:
     """Seconds = a piecewise linear function of the tokens in a step, plus so much per context token, pair and sequence.
 
@@ -51,13 +52,10 @@ class Fitted:
     as between the last two: small steps read weights, large ones multiply, and a line through both would miss either.
     """
 
-    def __init__(
-        self, knots: Sequence[float], heights: Sequence[float], slopes: Sequence[float], per_arrival: float = 0.0
-    ) -> None:
-        self.knots = list(knots)  # tokens
-        self.heights = list(heights)  # seconds at each
-        self.slopes = list(slopes)  # seconds per context token, pair, sequence
-        self.per_arrival = per_arrival  # seconds that a request takes from the step during which it comes
+    knots: Sequence[float]  # tokens
+    heights: Sequence[float]  # seconds at each
+    slopes: Sequence[float]  # seconds per context token, pair, sequence
+    per_arrival: float = 0.0  # seconds that a request takes from the step during which it comes
 
     def seconds(self, work: StepWork, start: float = 0.0, worker: int = 0) -> float:
         context, pair, sequence = self.slopes

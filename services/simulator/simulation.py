@@ -8,6 +8,7 @@ worker's steps do nothing but give each sequence its next token, the core is not
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from heapq import heappop, heappush
 
 import msgspec
@@ -42,17 +43,17 @@ class Delays(msgspec.Struct, frozen=True):
     scatter: tuple[float, ...] = ()  # by how much the way of one request or another to the scheduler was longer
 
 
+@dataclass(slots=True, eq=False)
 class Worker:
     """One simulated worker: a device that is free at a known time."""
 
-    def __init__(self, replica: Replica, number: int) -> None:
-        self.replica = replica
-        self.number = number
-        self.free_at = 0.0
-        self.taken = 0.0  # seconds that requests which came took from it, and its next step takes longer for
-        self.busy = 0.0  # seconds so far
-        self.num_steps = 0
-        self.cruise: Cruise | None = None  # while it goes on without the core
+    replica: Replica
+    number: int
+    free_at: float = 0.0
+    taken: float = 0.0  # seconds that requests which came took from it, and its next step takes longer for
+    busy: float = 0.0  # seconds so far
+    num_steps: int = 0
+    cruise: Cruise | None = None  # while it goes on without the core
 
 
 class StepTotals(msgspec.Struct):

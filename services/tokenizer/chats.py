@@ -35,16 +35,14 @@ def render_job(chat: Sequence[ChatMessage], options: ChatOptions | None = None, 
 
 def template_message(message: ChatMessage) -> dict[str, Any]:
     """Only what is there: templates ask whether a key exists."""
-    shown: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.name:
-        shown["name"] = message.name
-    if message.tool_call_id:
-        shown["tool_call_id"] = message.tool_call_id
-    if message.reasoning:
-        shown["reasoning_content"] = message.reasoning
-    if message.tool_calls:
-        shown["tool_calls"] = [_template_call(call) for call in message.tool_calls]
-    return shown
+    optional = {
+        "name": message.name,
+        "tool_call_id": message.tool_call_id,
+        "reasoning_content": message.reasoning,
+        "tool_calls": [_template_call(call) for call in message.tool_calls],
+    }
+    shown = {name: value for name, value in optional.items() if value}
+    return {"role": message.role, "content": message.content, **shown}
 
 
 def num_bytes(chat: Sequence[ChatMessage], options: ChatOptions | None) -> int:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import msgspec
 
+from shared.client import ModelCard
 from shared.metrics import Acceptance, Timeline
 from shared.workload import LoadRequest
 
@@ -49,14 +50,6 @@ def start_header() -> tuple[str, str]:
     return "x-request-start", f"t={time.time():.6f}"
 
 
-class Served(msgspec.Struct, frozen=True):
-    """The served model; 0 where the interface does not name a figure."""
-
-    name: str
-    vocab_size: int
-    max_model_len: int
-
-
 class Streams(Protocol):
     """How one request reaches a server."""
 
@@ -69,8 +62,8 @@ class ServerBackend(Streams, Protocol):
 
     vocab_size: int
 
-    async def model(self, patience: float) -> Served:
-        """What is served, once the server answers; fails after `patience` seconds."""
+    async def model(self, patience: float) -> ModelCard:
+        """What is served, once the server answers; fails after `patience` seconds.  What it does not say is 0."""
 
     async def acceptance(self) -> Acceptance:
         """What speculation has yielded since the server's start; all zero where the interface has no such figures."""

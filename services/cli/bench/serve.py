@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -146,11 +147,8 @@ def warn(outcomes: Sequence[RequestOutcome]) -> None:
             f"the worst {1000 * worst:.0f} ms; latencies count from when they were due",
             err=True,
         )
-    reasons: dict[str, int] = {}
-    for outcome in outcomes:
-        if not outcome.succeeded:
-            reasons[outcome.error or "no output"] = reasons.get(outcome.error or "no output", 0) + 1
-    for reason, count in sorted(reasons.items(), key=lambda item: -item[1])[:5]:
+    reasons = Counter(outcome.error or "no output" for outcome in outcomes if not outcome.succeeded)
+    for reason, count in reasons.most_common(5):
         click.echo(f"{count} failed: {reason}", err=True)
 
 

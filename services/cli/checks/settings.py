@@ -46,18 +46,16 @@ def examine_model(settings: Settings, *, workers: int = 1) -> Iterator[Finding]:
     if facts is not None:
         if settings.speculation.has_head:
             found, head = check_head(settings, facts.spec)
+        elif settings.speculation.draft == "off":
+            found = check_brought(settings, facts.spec)
         yield from check_ranks(settings, facts)
         if settings.engine.executor != "ray":  # else its memory is that of other nodes
             yield from check_memory(settings, facts, workers=workers, head=head)
     if settings.speculation.draft == "ngram":
         yield Finding("ok", "draft", "prompt lookup")
-    elif settings.speculation.draft == "off":
-        if facts is not None and (brought := check_brought(settings, facts.spec)) is not None:
-            yield brought
-    elif settings.speculation.has_head:
-        if found is not None:
-            yield found
-    else:
+    elif found is not None:
+        yield found
+    elif settings.speculation.has_service:
         finding, facts = check_model(settings.speculation.draft, "draft", settings.engine)
         yield finding
         if facts is not None:
