@@ -38,14 +38,20 @@ class PromptRules:
         )
 
     def check(self, request: TokenizeRequest, *, max_input_length: int, now: float) -> None:
-        """Raise RequestError on whatever can be known to be wrong before tokenizing."""
+        """Raise RequestError on whatever can be known to be wrong before tokenizing.
+
+        `max_input_length` in tokens, 0 where it is not known yet.
+        """
         check_deadline(request.header.deadline, now)
         prompts = (request.text, request.chat, request.token_ids)
         if sum(prompt is not None for prompt in prompts) != 1:
             raise RequestError("prompt must be exactly one of text, chat and token ids", field="prompt")
         check_sampling(request.params, self._limits, 1)
         if request.text is not None:
-            self.check_text(request.text, max_input_length)
+            if not request.text:
+                raise RequestError("prompt must not be empty", field="prompt")
+            self.check_size(_num_bytes(request.text), "prompt")
+            self.check_length(request.text, max_input_length, "prompt")
         elif request.chat is not None:
             self.check_chat(request.chat, request.chat_options)
         elif request.token_ids is not None:
@@ -59,13 +65,6 @@ class PromptRules:
             self.check_size(_num_bytes(request.text), "prompt")
         elif request.chat is not None:
             self.check_chat(request.chat, request.chat_options)
-
-    def check_text(self, text: str, max_input_length: int) -> None:
-        """`max_input_length` in tokens, 0 where it is not known yet."""
-        if not text:
-            raise RequestError("prompt must not be empty", field="prompt")
-        self.check_size(_num_bytes(text), "prompt")
-        self.check_length(text, max_input_length, "prompt")
 
     def check_length(self, text: str, max_input_length: int, field: str) -> None:
         """Raise RequestError where even the longest tokens would not make `text` short enough."""

@@ -18,14 +18,14 @@ from tqdm import tqdm
 from services.cli.bench.generator import Generator, RequestOutcome, ServerBackend, lateness
 from services.cli.bench.grpc_backend import GrpcBackend
 from services.cli.bench.options import ServeOptions
-from services.cli.bench.report import Report, RunOptions, as_json, block, report_of
+from services.cli.bench.report import Report, RunOptions, as_json, block, figures, report_of
 from services.cli.private import with_private_deployment
 from services.cli.tables import aligned
 from services.cli.workloads import WorkloadOptions, requests_of
 from services.simulator.hardware import shape_of
 from shared.config import Settings
 from shared.errors import ConfigError
-from shared.metrics import ModelWork, parse_slo
+from shared.metrics import ModelWork, parse_slo, rate
 from shared.workload import LoadRequest
 
 
@@ -160,14 +160,14 @@ def rates_table(reports: Sequence[Report]) -> str:
 
 
 def _row(report: Report) -> tuple[str, ...]:
-    done, seconds = len(report.completed), report.duration or math.inf
-    tokens = sum(outcome.num_output_tokens for outcome in report.completed)
+    values, good = figures(report), rate(report.num_good, report.duration)
     ttft, itl, tpot, e2el = (report.summaries[name] for name in ("ttft", "itl", "tpot", "e2el"))
     times = (ttft.median, ttft.percentiles[90.0], ttft.percentiles[99.0], itl.median, itl.percentiles[99.0],
              tpot.median, e2el.median)  # fmt: skip
     return (
-        f"{report.options.request_rate:g}", str(done), str(len(report.outcomes) - done), f"{done / seconds:.2f}",
-        f"{report.num_good / seconds:.2f}", f"{tokens / seconds:.0f}", *(f"{1000 * time:.1f}" for time in times),
+        f"{report.options.request_rate:g}", str(values["completed"]), str(values["failed"]),
+        f"{values['request_throughput']:.2f}", f"{good:.2f}", f"{values['output_throughput']:.0f}",
+        *(f"{1000 * time:.1f}" for time in times),
     )  # fmt: skip
 
 

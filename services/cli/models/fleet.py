@@ -213,7 +213,7 @@ class Fleet:
     def _dismiss(self, name: str) -> Iterator[None]:
         """End a model's processes and forget it."""
         self._settings.publish(without=name)
-        self.keeper.forget(name)
+        self.keeper.models.pop(name, None)
         while children := [child for child in self._supervisor.children if child.role.model == name]:
             for child in children:
                 if not child.is_leaving:

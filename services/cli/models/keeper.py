@@ -83,9 +83,6 @@ class ModelKeeper:
         self._enter(model, Wakefulness.ASLEEP if asleep else Wakefulness.WAKING)
         self.models[model.name] = model
 
-    def forget(self, name: str) -> None:
-        self.models.pop(name, None)
-
     # -- orders
 
     def wake(self, name: str) -> None:
