@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 import msgspec
 
-from services.cli.help import EXISTING_FILE, Group, Shown, field_options, take
+from services.cli.help import DIRECTORY, EXISTING_FILE, Group, Shown, field_options, take
 from services.cli.options import (
     deployment_options,
     sampling_options,
@@ -63,7 +63,7 @@ def main() -> None:
 @click.argument("directory", required=False)
 @settings_options
 @field_options(Replicas)
-@click.option("--log-dir", type=click.Path(file_okay=False, path_type=Path), help="A log file per process here.")
+@click.option("--log-dir", type=DIRECTORY, help="A log file per process here.")
 def serve(directory: str | None, log_dir: Path | None, **arguments: Any) -> None:
     """Serve a model: every service as a process of this machine, restarted when it dies.
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import click
 
-from services.cli.help import OPTIONS, Shown, option
+from services.cli.help import EXISTING_FILE, OPTIONS, Shown, option
 from shared.config import ConfiguredDeployment, Settings, load_configuration, places
 from shared.config.catalogue import Setting, catalogue, shown
 from shared.config.sources import read_size
@@ -18,10 +17,9 @@ from shared.exit_status import EXIT_CONFIG
 F = TypeVar("F", bound=Callable[..., Any])
 NAMES = tuple(places())
 SHORT = {"model": "-m"}
-SAY_WHERE = ("runtime_dir",)  # the settings that find a running deployment
 config_option = click.option(
     "--config",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=EXISTING_FILE,
     help="A pageant.toml with settings (or PAGEANT_CONFIG). Each may also be in the environment: --max-num-seqs is "
     "PAGEANT_MAX_NUM_SEQS.",
 )
@@ -36,11 +34,9 @@ def settings_options(command: F) -> F:
 
 
 def deployment_options(command: F) -> F:
-    """Add the options that find a running deployment, alone; `take_settings` takes them too."""
-    for setting in reversed(catalogue()):
-        if setting.name in SAY_WHERE:
-            command = _setting_option(setting, OPTIONS)(command)
-    return config_option(command)
+    """Add what finds a running deployment, alone; `take_settings` takes that too."""
+    directory = next(setting for setting in catalogue() if setting.name == "runtime_dir")
+    return config_option(_setting_option(directory, OPTIONS)(command))
 
 
 def take_settings(arguments: dict[str, Any]) -> Settings:

@@ -133,12 +133,8 @@ def line_editing(path: Path) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            _keep_private(path)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.touch(mode=0o600)
+            path.chmod(0o600)
             readline.write_history_file(path)
         readline.clear_history()
-
-
-def _keep_private(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path.touch(mode=0o600)
-    path.chmod(0o600)

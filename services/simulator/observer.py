@@ -52,9 +52,6 @@ class Observer(Outbound):
         self._lasts: dict[float, int] = {}  # when outputs came before those of now: mostly with the same step
         self._finished: list[str] = []
 
-    def expect(self, request_id: str, start: float, num_prompt_tokens: int, tenant: str = "") -> None:
-        self.records[request_id] = RequestRecord(start, num_prompt_tokens, tenant=tenant)
-
     def emit(self, sequence: Sequence) -> None:
         """Note the tokens that were not noted yet."""
         request, now = sequence.request, self.now

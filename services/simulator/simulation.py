@@ -19,7 +19,7 @@ from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Request
 from services.simulator.cruise import ANY_TOKEN, Cruise, cruise_of
 from services.simulator.hardware import StepTime, work_of
-from services.simulator.observer import Observer, SilentJournal
+from services.simulator.observer import Observer, RequestRecord, SilentJournal
 from shared.messages import AddRequest, RequestHeader, StepResult, WorkerCapacity
 from shared.metrics import ModelWork
 from shared.metrics.steps import StepWork
@@ -140,7 +140,8 @@ class Simulation:
         request, request_id = self._arriving, str(self._num_arrived)
         assert request is not None and isinstance(request.prompt, BlockPrompt | TokenPrompt)
         self._num_arrived += 1
-        self.observer.expect(request_id, request.time, request.num_prompt_tokens, request.tenant)
+        record = RequestRecord(request.time, request.num_prompt_tokens, tenant=request.tenant)
+        self.observer.records[request_id] = record
         prompt = request.prompt.token_ids(VOCAB_SIZE)
         header = RequestHeader(request_id, "gateway", tenant=request.tenant)
         self.core.add(AddRequest(header, self._sampling(request.max_tokens), prompt), now)

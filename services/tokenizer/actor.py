@@ -121,7 +121,10 @@ class TokenizerActor(MemberActor):
     # -- handlers
 
     def handle_tokenize(self, request: TokenizeRequest) -> None:
-        request = self._taken_up(msgspec.structs.replace(request, header=received(request.header)))
+        request = msgspec.structs.replace(request, header=received(request.header))
+        if request.latency is not None:  # the hop to this service is booked
+            latency, _ = arrived(request.latency, Phase.TO_TOKENIZER, now=time.time(), busy_since=self.busy_since)
+            request = msgspec.structs.replace(request, latency=latency)
         header, started = request.header, time.monotonic()
         with self._contained(header.request_id, header.gateway, header.trace_id):
             if not self.scheduler_is_live:
@@ -269,13 +272,6 @@ class TokenizerActor(MemberActor):
         self.pending[request_id] = ticket
         self._idle.clear()
         self.spawn(run())
-
-    def _taken_up(self, request: TokenizeRequest) -> TokenizeRequest:
-        """The request with the hop to this service booked in its latency breakdown."""
-        if request.latency is None:
-            return request
-        latency, _ = arrived(request.latency, Phase.TO_TOKENIZER, now=time.time(), busy_since=self.busy_since)
-        return msgspec.structs.replace(request, latency=latency)
 
     def _admit(self, request: TokenizeRequest, prompt_token_ids: bytes, started: float) -> None:
         now = steady_time()

@@ -74,7 +74,10 @@ class CompilerPool(ChildPool[Compilation]):
         compilation = self._known.get(name)
         if compilation is None or (compilation.error and allowance > 1.0):
             compilation = await self._in_turn(name, grammar, allowance, tenant, min(seconds, self.patience))
-        self._remember(name, compilation)
+        self._known[name] = compilation
+        self._known.move_to_end(name)
+        if len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
         if compilation.error:
             raise refusal(grammar, compilation.error)
         return Grammar(GrammarKind.COMPILED, compilation.text, grammar.field)
@@ -139,12 +142,6 @@ class CompilerPool(ChildPool[Compilation]):
 
     def rest_after(self, answer: Compilation) -> float:
         return REST * answer.seconds
-
-    def _remember(self, name: bytes, compilation: Compilation) -> None:
-        self._known[name] = compilation
-        self._known.move_to_end(name)
-        if len(self._known) > MAX_KNOWN:
-            self._known.popitem(last=False)
 
 
 def _not_now(grammar: Grammar, reason: str, seconds: float) -> RequestError:

@@ -39,6 +39,7 @@ class KeptModel:
 
     name: str  # empty: the first one, as in roles
     label: str  # what requests call it
+    checkpoint: str
     directory: Path  # of shared.activity
     replicas: dict[str, int]  # of COMPUTING, when awake
     sleep_after: float = 0.0
@@ -215,11 +216,11 @@ class ModelKeeper:
             model.is_ordered = False
 
 
-def table(models: Iterable[tuple[KeptModel, str]]) -> list[str]:
-    """What `pageant model list` prints of models and their checkpoints."""
+def table(models: Iterable[KeptModel]) -> list[str]:
+    """What `pageant model list` prints of models."""
     rows = [("MODEL", "STATE", "WORKERS", "REQUESTS", "CHECKPOINT")]
-    for model, checkpoint in models:
+    for model in models:
         said = model.activity
         state = f"{model.state}, pinned" if model.pinned else str(model.state)
-        rows.append((model.label, state, str(said.num_workers), str(said.num_requests), checkpoint))
+        rows.append((model.label, state, str(said.num_workers), str(said.num_requests), model.checkpoint))
     return columns(rows, left=range(len(rows[0])))
