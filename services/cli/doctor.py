@@ -27,17 +27,16 @@ GIB = 1 << 30
 def doctor(settings: Settings, models: Sequence[FurtherModel] = ()) -> int:
     """Print every finding, also of the models beside the first; 1 where something is wrong."""
     wrong = 0
-    for finding in (*examine(settings), *(finding for model in models for finding in _of_model(settings, model))):
+    findings = [*examine(settings)]
+    for model in models:
+        found = examine_model(settings_of_model(settings, model), workers=model.workers)
+        findings += [Finding(one.verdict, one.subject, f"{model.name}: {one.text}") for one in found]
+    for finding in findings:
         wrong += finding.verdict == "wrong"
         mark = click.style(f"{finding.verdict:5}", fg=COLORS[finding.verdict])
         click.echo(f"{mark}  {finding.subject:12}  {finding.text}")
     click.echo("ready to serve" if not wrong else f"{wrong} to put right before `pageant serve` can work")
     return 1 if wrong else 0
-
-
-def _of_model(settings: Settings, model: FurtherModel) -> Iterator[Finding]:
-    for finding in examine_model(settings_of_model(settings, model), workers=model.workers):
-        yield Finding(finding.verdict, finding.subject, f"{model.name}: {finding.text}")
 
 
 def examine(settings: Settings) -> Iterator[Finding]:

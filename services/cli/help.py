@@ -68,7 +68,12 @@ class SectionedCommand(click.Command):
     def __init__(self, *args: Any, **rest: Any) -> None:
         super().__init__(*args, **rest)
         if not all(getattr(param, "is_common", True) for param in self.params):
-            self.params.append(_short_help())
+            text = "Show the common options and exit."
+            self.params.append(
+                click.Option(
+                    ["-h"], is_flag=True, is_eager=True, expose_value=False, callback=_show_short_help, help=text
+                )
+            )
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -108,17 +113,6 @@ class Group(click.Group):
             module, _, name = self._elsewhere[cmd_name].partition(":")
             self.add_command(getattr(import_module(module), name), cmd_name)
         return super().get_command(ctx, cmd_name)
-
-
-def _short_help() -> click.Option:
-    return click.Option(
-        ["-h"],
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=_show_short_help,
-        help="Show the common options and exit.",
-    )
 
 
 def _show_short_help(ctx: click.Context, param: click.Parameter, value: bool) -> None:

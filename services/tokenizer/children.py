@@ -34,11 +34,7 @@ LONGEST = 10  # times its limit, for a child that wants to run and does not get 
 ROOT = Path(__file__).parents[2]
 
 
-class ChildError(Exception):
-    """A job that has no answer."""
-
-
-class LateChildError(ChildError):
+class LateChildError(Exception):
     """The child took too long, and is no more."""
 
     def __init__(self, seconds: float) -> None:
@@ -47,7 +43,7 @@ class LateChildError(ChildError):
         self.seconds = seconds
 
 
-class BrokenChildError(ChildError):
+class BrokenChildError(Exception):
     """The child broke its limits, and is no more."""
 
 
@@ -232,7 +228,7 @@ class ChildPool(Generic[T]):
                     confine_to_idle_time(child.pid)
         try:
             await self._come_up(child)
-        except (ChildError, TimeoutError, OSError, asyncio.IncompleteReadError, msgspec.DecodeError) as error:
+        except (BrokenChildError, TimeoutError, OSError, asyncio.IncompleteReadError, msgspec.DecodeError) as error:
             await self._reap(child)
             raise FatalError(f"a process of {self.module} does not answer") from error
         self._give_way(child)

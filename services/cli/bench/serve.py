@@ -39,7 +39,8 @@ def serve(options: ServeOptions, workload: WorkloadOptions, sampling: dict[str, 
     try:
         reports = uvloop.run(measure(options, workload, sampling))
     except grpc.RpcError as error:
-        raise click.ClickException(f"{options.address}: {explained(error)}") from error
+        details = getattr(error, "details", error.__str__)()
+        raise click.ClickException(f"{options.address}: {details}") from error
     if len(reports) > 1:
         click.echo(rates_table(reports))
     save(options, reports)
@@ -66,10 +67,6 @@ def work_of(options: ServeOptions) -> ModelWork | None:
     if bool(options.mfu_model) != bool(options.peak_tflops):
         raise ValueError("--mfu-model and --peak-tflops must be given together")
     return shape_of(options.mfu_model).work() if options.mfu_model else None
-
-
-def explained(error: grpc.RpcError) -> str:
-    return str(getattr(error, "details", lambda: error)())
 
 
 async def measure(options: ServeOptions, workload: WorkloadOptions, sampling: dict[str, Any]) -> list[Report]:

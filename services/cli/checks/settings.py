@@ -32,7 +32,8 @@ def examine(
 ) -> Iterator[Finding]:
     """All findings about a deployment with so many replicas, subject by subject."""
     yield from examine_model(settings, workers=workers)
-    yield from check_executor(settings)
+    if settings.engine.executor == "ray":
+        yield Finding("ok", "ray", "the package is installed") if has_ray() else Finding("wrong", "ray", NEEDS_RAY)
     yield from check_access(settings)
     yield from check_ports(settings, gateways)
     yield from check_directories(settings, log_dir)
@@ -74,12 +75,6 @@ def check_ranks(settings: Settings, facts: CheckpointFacts) -> Iterator[Finding]
         how = f"in {stages} stages, each of {ranks} together"
     if engine.ranks > 1:
         yield Finding("wrong" if why else "ok", "ranks", why or f"{engine.ranks} processes compute the model {how}")
-
-
-def check_executor(settings: Settings) -> Iterator[Finding]:
-    """Whether what places ranks is installed."""
-    if settings.engine.executor == "ray":
-        yield Finding("ok", "ray", "the package is installed") if has_ray() else Finding("wrong", "ray", NEEDS_RAY)
 
 
 def check_access(settings: Settings) -> Iterator[Finding]:
