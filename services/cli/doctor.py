@@ -27,7 +27,11 @@ GIB = 1 << 30
 def doctor(settings: Settings, models: Sequence[FurtherModel] = ()) -> int:
     """Print every finding, also of the models beside the first; 1 where something is wrong."""
     wrong = 0
-    for finding in (*examine(settings), *(finding for model in models for finding in _of_model(settings, model))):
+    findings = [*examine(settings)]
+    for model in models:
+        found = examine_model(settings_of_model(settings, model), workers=model.workers)
+        findings += [Finding(one.verdict, one.subject, f"{model.name}: {one.text}") for one in found]
+    for finding in findings:
         wrong += finding.verdict == "wrong"
         mark = click.style(f"{finding.verdict:5}", fg=COLORS[finding.verdict])
         click.echo(f"{mark}  {finding.subject:12}  {finding.text}")
@@ -35,16 +39,12 @@ def doctor(settings: Settings, models: Sequence[FurtherModel] = ()) -> int:
     return 1 if wrong else 0
 
 
-def _of_model(settings: Settings, model: FurtherModel) -> Iterator[Finding]:
-    for finding in examine_model(settings_of_model(settings, model), workers=model.workers):
-        yield Finding(finding.verdict, finding.subject, f"{model.name}: {finding.text}")
-
-
 def examine(settings: Settings) -> Iterator[Finding]:
     """The checks of `pageant serve`, and those that need a process with torch."""
     yield check_python()
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    yield from (missing_package(name) for name in missing)
+    for name in missing:
+        yield Finding("wrong", name, f"not installed; pip install 'pageant[{PACKAGES[name]}]'")
     model_is_wrong = False
     for finding in examine_settings(settings):
         model_is_wrong |= finding.verdict == "wrong" and finding.subject in ("model", "memory")
@@ -58,10 +58,6 @@ def check_python() -> Finding:
     if sys.version_info < OLDEST_PYTHON:
         return Finding("wrong", "python", f"{version}; 3.11 or newer is needed")
     return Finding("ok", "python", f"{version} at {sys.executable}")
-
-
-def missing_package(name: str) -> Finding:
-    return Finding("wrong", name, f"not installed; pip install 'pageant[{PACKAGES[name]}]'")
 
 
 def ask_plan(settings: Settings) -> dict[str, Any]:
@@ -89,21 +85,17 @@ def check_plan(plan: dict[str, Any]) -> Iterator[Finding]:
     yield check_kernels(plan)
     yield check_fingerprint(plan)
     longest = plan["max_model_len"]
-    yield Finding(
-        "ok",
-        "memory",
+    text = (
         f"{plan['bytes'] / GIB:.2f} GiB of KV cache: {plan['num_blocks']} blocks of "
         f"{plan['block_size']} tokens hold {plan['num_tokens']} tokens, "
         f"{plan['num_tokens'] / longest:.1f} requests of max_model_len={longest}"
-        + (f"; {_states(plan)}" if plan["state_bytes"] else ""),
     )
-
-
-def _states(plan: dict[str, Any]) -> str:
-    return (
-        f"{plan['state_bytes'] / GIB:.2f} GiB of it are states of linear attention: of {plan['max_num_seqs']} "
-        f"sequences at once, and {plan['num_snapshots']} snapshots"
-    )
+    if plan["state_bytes"]:
+        text += (
+            f"; {plan['state_bytes'] / GIB:.2f} GiB of it are states of linear attention: of {plan['max_num_seqs']} "
+            f"sequences at once, and {plan['num_snapshots']} snapshots"
+        )
+    yield Finding("ok", "memory", text)
 
 
 def check_kernels(plan: dict[str, Any]) -> Finding:

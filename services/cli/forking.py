@@ -105,17 +105,11 @@ class Adoption:
     def __init__(self) -> None:
         self._num_awaited = 0
 
-    def begin(self) -> None:
-        self._num_awaited += 1
-        self._set(True)
-
-    def end(self) -> None:
-        self._num_awaited -= 1
-        if not self._num_awaited:
-            self._set(False)  # a rank whose leader has died is not ours: nothing here would ask for its status
-
-    def _set(self, whether: bool) -> None:
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(whether))
+    def count(self, change: int) -> None:
+        """One more is awaited, or one less: a rank whose leader has died later is not ours, and nothing here would ask
+        for its status."""
+        self._num_awaited += change
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(self._num_awaited > 0))
 
 
 class ForkedProcess:
@@ -138,7 +132,7 @@ class ForkedProcess:
         self._known: Process | None = None
         self._status: int | None = None  # of one that has ended before it was known
         answer.setblocking(False)
-        adoption.begin()
+        adoption.count(1)
 
     @property
     def pid(self) -> int:
@@ -179,7 +173,7 @@ class ForkedProcess:
 
     def _end_waiting(self, status: int | None) -> None:
         self._answer.close()
-        self._adoption.end()
+        self._adoption.count(-1)
         self._status = status
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import click
@@ -62,30 +62,30 @@ class SectionedOption(click.Option):
         self.is_common = is_common
 
 
-def command(name: str) -> Callable[[Callable[..., Any]], SectionedCommand]:
-    """`click.command` for a command outside a group's own module."""
-    return click.command(name, cls=SectionedCommand)
-
-
 class SectionedCommand(click.Command):
     """A command whose options are listed in sections, the common ones first."""
 
     def __init__(self, *args: Any, **rest: Any) -> None:
         super().__init__(*args, **rest)
-        if not all(map(_is_common, self.params)):
-            self.params.append(_short_help())
+        if not all(getattr(param, "is_common", True) for param in self.params):
+            text = "Show the common options and exit."
+            self.params.append(
+                click.Option(
+                    ["-h"], is_flag=True, is_eager=True, expose_value=False, callback=_show_short_help, help=text
+                )
+            )
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
         num_left_out = 0
-        for param in sorted(self.get_params(ctx), key=lambda param: not _is_common(param)):
+        for param in sorted(self.get_params(ctx), key=lambda param: not getattr(param, "is_common", True)):
             record = param.get_help_record(ctx)
             if record is None or isinstance(param, click.Argument):
                 continue
-            if ctx.meta.get(IS_SHORT) and not _is_common(param):
+            if ctx.meta.get(IS_SHORT) and not getattr(param, "is_common", True):
                 num_left_out += 1
             else:
-                sections.setdefault(_section(param), []).append(record)
+                sections.setdefault(getattr(param, "section", OPTIONS), []).append(record)
         for title, records in sections.items():
             with formatter.section(title):
                 formatter.write_dl(records)
@@ -115,25 +115,6 @@ class Group(click.Group):
         return super().get_command(ctx, cmd_name)
 
 
-def _is_common(param: click.Parameter) -> bool:
-    return param.is_common if isinstance(param, SectionedOption) else True
-
-
-def _section(param: click.Parameter) -> str:
-    return param.section if isinstance(param, SectionedOption) else OPTIONS
-
-
-def _short_help() -> click.Option:
-    return click.Option(
-        ["-h"],
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=_show_short_help,
-        help="Show the common options and exit.",
-    )
-
-
 def _show_short_help(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
         ctx.meta[IS_SHORT] = True
@@ -149,6 +130,7 @@ class Shown(msgspec.Struct, frozen=True):
     is_common: bool = True
     short: str = ""
     envvar: str | None = None
+    section: str = ""  # empty: the one of all common or of all advanced options
 
 
 def advanced(help: str, kind: Any = None) -> Shown:
@@ -162,7 +144,8 @@ def field_options(struct: type[msgspec.Struct], *, without: Collection[str] = ()
     def add(command: F) -> F:
         for field in reversed(msgspec.structs.fields(struct)):
             if field.name not in without:
-                command = _option(field)(command)
+                kind, shown = get_args(field.type)
+                command = option(field.name, kind, field.default, shown)(command)
         return command
 
     return add
@@ -173,22 +156,23 @@ def take(struct: type[S], arguments: dict[str, Any]) -> S:
     return struct(**{name: arguments.pop(name) for name in struct.__struct_fields__ if name in arguments})
 
 
-def _option(field: msgspec.structs.FieldInfo) -> Callable[[F], F]:
-    annotated, shown = get_args(field.type)
-    flag = f"--{field.name.replace('_', '-')}"
-    default, rest = field.default, {"type": shown.kind or annotated}
-    if annotated is bool:
+def option(name: str, kind: Any, default: Any, shown: Shown) -> Callable[[F], F]:
+    """An option for values of this type."""
+    flag = f"--{name.replace('_', '-')}"
+    if NoneType in get_args(kind):
+        kind = get_args(kind)[0]
+    rest: dict[str, Any] = {"type": shown.kind or kind}
+    if kind is bool:
         rest = {"is_flag": True}
-        flag += f"/--no-{flag[2:]}" if field.default else ""
-    elif get_origin(annotated) is Literal:
-        rest = {"type": click.Choice(get_args(annotated))}
-    elif get_origin(annotated) is tuple:
+        flag += "" if default is False else f"/--no-{flag[2:]}"
+    elif get_origin(kind) is Literal:
+        rest = {"type": click.Choice([str(choice) for choice in get_args(kind)])}
+    elif get_origin(kind) is tuple:
         rest = {"multiple": True}
-    elif isinstance(shown.kind, Listed) and field.default is not None:
-        default = ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in field.default)
-    names = [name for name in (shown.short, flag, field.name) if name]
+    elif isinstance(shown.kind, Listed) and default is not None:
+        default = ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in default)
     return click.option(
-        *names,
+        *(word for word in (shown.short, flag, name) if word),
         **rest,
         default=default,
         show_default=default is not False and default not in ("", None, ()),
@@ -196,5 +180,5 @@ def _option(field: msgspec.structs.FieldInfo) -> Callable[[F], F]:
         envvar=shown.envvar,
         cls=SectionedOption,
         is_common=shown.is_common,
-        section="Options" if shown.is_common else "Advanced options",
+        section=shown.section or (OPTIONS if shown.is_common else "Advanced options"),
     )

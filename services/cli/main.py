@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 import msgspec
 
-from services.cli.help import EXISTING_FILE, Group, Shown, field_options, take
+from services.cli.help import DIRECTORY, EXISTING_FILE, Group, Shown, field_options, take
 from services.cli.options import (
     deployment_options,
     sampling_options,
@@ -20,11 +20,11 @@ from services.cli.options import (
     take_settings,
 )
 from services.cli.supervisor import Replicas
+from shared.supervision import FEWEST, SupervisorOrder
 
 if TYPE_CHECKING:
     from services.cli.client import TerminalClient
 
-SERVICES = ("gateway", "tokenizer", "scheduler", "worker", "draft", "detokenizer", "store")
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 ELSEWHERE = {
     "bench": "services.cli.bench.commands:bench",
@@ -63,7 +63,7 @@ def main() -> None:
 @click.argument("directory", required=False)
 @settings_options
 @field_options(Replicas)
-@click.option("--log-dir", type=click.Path(file_okay=False, path_type=Path), help="A log file per process here.")
+@click.option("--log-dir", type=DIRECTORY, help="A log file per process here.")
 def serve(directory: str | None, log_dir: Path | None, **arguments: Any) -> None:
     """Serve a model: every service as a process of this machine, restarted when it dies.
 
@@ -111,14 +111,13 @@ def one_model(directory: str | None, model: str | None) -> str | None:
 
 
 @main.command()
-@click.argument("services", nargs=-1, type=click.Choice(SERVICES))
+@click.argument("services", nargs=-1, type=click.Choice(list(FEWEST)))
 @deployment_options
 def restart(services: tuple[str, ...], **arguments: Any) -> None:
     """Replace every process of a running `pageant serve` in turn, or those of SERVICES; streams go on."""
     from services.cli import orders
-    from shared.supervision import SupervisorOrder
 
-    order = SupervisorOrder(restart=list(services or SERVICES))
+    order = SupervisorOrder(restart=list(services or FEWEST))
     sys.exit(orders.give(take_settings(arguments).deployment, order))
 
 
@@ -128,7 +127,6 @@ def restart(services: tuple[str, ...], **arguments: Any) -> None:
 def scale(replicas: tuple[str, ...], **arguments: Any) -> None:
     """Set the number of replicas of services of a running `pageant serve`: `pageant scale worker=2 tokenizer=3`."""
     from services.cli import orders
-    from shared.supervision import SupervisorOrder
 
     settings = take_settings(arguments)
     try:

@@ -223,7 +223,6 @@ class Fulfilment:
         self._order: SupervisorOrder | None = None
         self._failed = ""
         self._begun: WeakSet[Any] = WeakSet()  # processes that have been ready
-        self._is_of_model = False
         self._looked = clock()
 
     def poll(self) -> None:
@@ -233,7 +232,6 @@ class Fulfilment:
                 self._report(said)
         if (order := self._desk.poll(self.describe)) is not None:
             self._order, self._work, self._failed = order, self._carry_out(order), ""
-            self._is_of_model = order.model is not None
         if self._work is None:
             return
         try:
@@ -274,7 +272,7 @@ class Fulfilment:
     @property
     def is_replacing(self) -> bool:
         """Whether an order is carried out that counts on the processes that are there."""
-        return self._work is not None and not self._is_of_model
+        return self._order is not None and self._order.model is None
 
     def _carry_out(self, order: SupervisorOrder) -> Iterator[None]:
         if order.model is not None and self.model_orders is not None:

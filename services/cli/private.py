@@ -7,9 +7,9 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextlib import closing
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from services.cli.addresses import with_port
@@ -30,7 +30,7 @@ def with_private_deployment(settings: Settings, work: Work, *, http_port: int = 
 
     `http_port`: 0: any free one, -1: none.
     """
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     if settings.engine.executor == "ray":
         report(
             "executor is 'ray', but this command's deployment is of one host: only `pageant serve` has that executor"
@@ -87,23 +87,16 @@ def _work(settings: Settings, work: Work, supervisor: Supervisor) -> int:
 
     What the work raises is raised here.
     """
-    status, raised = [1], list[BaseException]()
+    done = Future[int]()
 
     def run() -> None:
         try:
-            status[0] = work(settings)
+            done.set_result(work(settings))
         except BaseException as error:
-            raised.append(error)
+            done.set_exception(error)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    while thread.is_alive():
+    threading.Thread(target=run, daemon=True).start()
+    while not done.done():
         supervisor.poll()
-        thread.join(TURN)
-    if raised:
-        raise raised[0]
-    return status[0]
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+        wait([done], TURN)
+    return done.result()

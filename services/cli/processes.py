@@ -56,18 +56,20 @@ class Starter:
 
     def __call__(self, role: Role) -> Process:
         self._num_started += 1
-        status_file = self._status_dir / f"{file_name(role)}.{self._num_started}"
-        environment = settings_environment(settings_of(role, self._settings_for(role), status_file))
-        process = self._begin(role, environment, self.log_file(role))
+        settings, status_file = self._settings_for(role), self._status_dir / f"{file_name(role)}.{self._num_started}"
+        process = self._begin(role, settings, settings_environment(settings_of(role, settings, status_file)))
         self._status_files[process] = self._newest[role] = status_file
         return process
 
-    def _begin(self, role: Role, environment: Mapping[str, str], log_file: Path | None) -> Process:
-        program, speculation = self._program(role), self._settings_for(role).speculation
+    def _begin(self, role: Role, settings: Settings, environment: Mapping[str, str]) -> Process:
+        is_placed = role.service == "worker" and settings.engine.executor == "ray"
+        program, log_file = RAY if is_placed else f"services.{role.service}", self.log_file(role)
         begin = partial(start, [sys.executable, "-m", program], os.environ | environment, log_file)
         if self._fork_servers is None:
             return begin()
-        drafts = program == "services.draft" and speculation.has_service and speculation.draft != "ngram"
+        drafts = (
+            program == "services.draft" and settings.speculation.has_service and settings.speculation.draft != "ngram"
+        )
         has_torch = drafts or program == "services.worker"
         server = self._fork_servers.with_torch if has_torch else self._fork_servers.common
         if log_file is None:
@@ -89,10 +91,6 @@ class Starter:
             return waits_path(self._status_files[child.process]).read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
-
-    def _program(self, role: Role) -> str:
-        is_placed = role.service == "worker" and self._settings_for(role).engine.executor == "ray"
-        return RAY if is_placed else f"services.{role.service}"
 
     def log_file(self, role: Role) -> Path | None:
         return self._log_dir / f"{file_name(role)}.log" if self._log_dir is not None else None

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import click
 
-from services.cli.help import command
+from services.cli.help import EXISTING_FILE, SectionedCommand
 from shared.errors import ProtocolError
 
 KEPT = Path("tests/unit/scheduler/recording/recordings")  # every recording there is replayed by a test
 
 
-@command("replay")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.command("replay", cls=SectionedCommand)
+@click.argument("file", type=EXISTING_FILE)
 @click.option("--invariants", is_flag=True, help="Check the core after every event; slow.")
 @click.option("--digest", "show_digest", is_flag=True, help="Print nothing but the digest over all plans.")
 @click.option(

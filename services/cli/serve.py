@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from services.cli.addresses import free_port, grpc_address, ready_block, with_port
+from services.cli.addresses import grpc_address, ready_block, with_port
 from services.cli.checks import Finding, examine, examine_model
 from services.cli.checks.settings import check_runtime
 from services.cli.cluster import on_cluster
@@ -22,7 +22,7 @@ from services.cli.models.fleet import Fleet, ModelSettings
 from services.cli.models.keeper import COMPUTING
 from services.cli.orders import Fulfilment, OrderDesk
 from services.cli.processes import Starter
-from services.cli.supervisor import KILL_AFTER, ChildProcess, Replicas, Role, Supervisor
+from services.cli.supervisor import KILL_AFTER, Replicas, Role, Supervisor
 from shared.config import FurtherModel, Settings, settings_of_model
 from shared.descriptors import raise_limit
 from shared.errors import ConfigError, PageantError
@@ -33,8 +33,6 @@ from shared.transport.directory import claim, make_private
 
 if TYPE_CHECKING:
     from services.cli.client import TerminalClient
-
-__all__ = ["connect", "free_port", "roles", "serve", "with_port"]
 
 ONE_OF_EACH = Replicas()
 WAITS_SECONDS = 1.0  # between looks at what they wait for
@@ -93,18 +91,18 @@ def serve(
     fleet = Fleet(own, supervisor, starter, report=report)
     fulfilment = Fulfilment(desk, supervisor, starter.is_ready, report=report)
     fulfilment.model_orders = fleet.carry_out
-    waits = Waits(supervisor, starter, fulfilment)
+    progress = JoinProgress(supervisor, starter, fulfilment.say)
     if not settings.memory.store_memory:
         fulfilment.unable = {"store": "store_memory is 0, so a store could keep nothing"}
     try:
         counts = {service: sum(role.service == service for role in cast) for service in COMPUTING}
         fleet.begin(counts, list(models))
         supervisor.start()
-        watch_until_ready(supervisor, starter, settings, stopped, fulfilment, waits)
+        watch_until_ready(supervisor, settings, stopped, fulfilment, progress)
         while not (stopped.requested or supervisor.failure):
             supervisor.poll()
             fulfilment.poll()
-            waits.poll()
+            progress.poll()
             if not fulfilment.is_replacing:
                 fleet.poll()
             time.sleep(TURN)
@@ -141,21 +139,15 @@ def wrong_with(findings: Iterable[Finding]) -> str | None:
 
 
 def watch_until_ready(
-    supervisor: Supervisor,
-    starter: Starter,
-    settings: Settings,
-    stopped: Interruption,
-    fulfilment: Fulfilment,
-    waits: Waits,
+    supervisor: Supervisor, settings: Settings, stopped: Interruption, fulfilment: Fulfilment, progress: JoinProgress
 ) -> None:
     """Look after the children until all have joined, and say so; questions and orders are answered meanwhile."""
     client = connect(settings)
-    waiting = Waiting(supervisor, starter)
 
     def is_over() -> bool:
         fulfilment.poll()
-        waits.poll()
-        return waiting.is_over()
+        progress.poll()
+        return progress.is_over()
 
     try:
         if wait_until_serving(client, supervisor, lambda: stopped.requested, is_over):
@@ -164,53 +156,49 @@ def watch_until_ready(
         client.close()
 
 
-class Waiting:
-    """Whether every child has joined the others, but for those that wait for a place (`Waits` says which); says now and
-    then which has not."""
-
-    def __init__(self, supervisor: Supervisor, starter: Starter, clock: Callable[[], float] = time.monotonic) -> None:
-        self._supervisor = supervisor
-        self._starter = starter
-        self._clock = clock
-        self._next_word = clock() + FIRST_WORD
-
-    def is_over(self) -> bool:
-        missing = [child.role.name for child in self._supervisor.children if not self._is_settled(child)]
-        if missing and self._clock() >= self._next_word:
-            self._next_word = self._clock() + NEXT_WORD
-            report(f"still starting: {', '.join(missing)}")
-        return not missing
-
-    def _is_settled(self, child: ChildProcess) -> bool:
-        return self._starter.is_ready(child) or bool(self._starter.waits_for(child))
-
-
-class Waits:
-    """Says once of each process what it waits for before it can begin, also to a client whose order is in hand."""
+class JoinProgress:
+    """Says of the children which has not joined the others yet, now and then, and once of each what it waits for before
+    it can begin."""
 
     def __init__(
         self,
         supervisor: Supervisor,
         starter: Starter,
-        fulfilment: Fulfilment,
+        say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`say`: to the log, and to the client of an order."""
         self._supervisor = supervisor
         self._starter = starter
-        self._fulfilment = fulfilment
+        self._say = say
         self._clock = clock
-        self._told: dict[str, str] = {}  # by role
+        self._told: dict[str, str] = {}  # what it waits for, by role
         self._next_look = clock()
+        self._next_word = clock() + FIRST_WORD
 
     def poll(self) -> None:
+        """Look what they wait for."""
         if self._clock() < self._next_look:
             return
         self._next_look = self._clock() + WAITS_SECONDS
         for child in self._supervisor.children:
             name, words = child.role.name, self._starter.waits_for(child)
             if words and words != self._told.get(name):
-                self._fulfilment.say(f"{name} waits for a place: {one_line(words)}")
+                self._say(f"{name} waits for a place: {one_line(words)}")
             self._told[name] = words
+
+    def is_over(self) -> bool:
+        """Whether every child has joined the others, but for those that wait for a place."""
+        starter = self._starter
+        missing = [
+            child.role.name
+            for child in self._supervisor.children
+            if not (starter.is_ready(child) or starter.waits_for(child))
+        ]
+        if missing and self._clock() >= self._next_word:
+            self._next_word = self._clock() + NEXT_WORD
+            report(f"still starting: {', '.join(missing)}")
+        return not missing
 
 
 def wait_until_serving(

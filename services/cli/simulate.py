@@ -28,7 +28,7 @@ from services.simulator.sweep import (
     simulate,
 )
 from shared.errors import ConfigError
-from shared.metrics import Slo, parse_slo
+from shared.metrics import ModelWork, Slo, parse_slo
 from shared.workload import LoadRequest
 
 MANY_OBJECTS = 200_000  # allocations between looks for garbage, of which there is next to none
@@ -37,9 +37,12 @@ MANY_OBJECTS = 200_000  # allocations between looks for garbage, of which there 
 def run(options: SimulateOptions, workload: WorkloadOptions) -> int:
     """Simulate every combination, print the tables; returns the exit status."""
     try:
-        slo = parse_slo(options.goodput)
-        scenario = scenario_of(options, workload, slo)
-        every = combinations(options)
+        slo, model = parse_slo(options.goodput), shape_of(options.model).work()
+        if options.device not in DEVICES:
+            raise ConfigError(f"no figures for {options.device}; there are some for {', '.join(DEVICES)}")
+        device = DEVICES[options.device]
+        scenario = scenario_of(options, workload, slo, model, device)
+        every = combinations(options, model, device)
     except (ConfigError, ValueError, OSError) as error:
         raise click.ClickException(str(error)) from error
     begin, results = time.perf_counter(), []
@@ -60,9 +63,10 @@ def run(options: SimulateOptions, workload: WorkloadOptions) -> int:
     return 0
 
 
-def scenario_of(options: SimulateOptions, workload: WorkloadOptions, slo: Slo) -> Scenario:
-    """Raises ConfigError or ValueError on what does not exist."""
-    model, device = shape_of(options.model).work(), device_of(options.device)
+def scenario_of(
+    options: SimulateOptions, workload: WorkloadOptions, slo: Slo, model: ModelWork, device: Device
+) -> Scenario:
+    """Raises ValueError or OSError on a recording that cannot be read."""
     step_time: StepTime = Roofline(device, model)
     if options.recorded is not None:
         step_time = fitted(options.recorded)
@@ -88,12 +92,6 @@ def scenario_of(options: SimulateOptions, workload: WorkloadOptions, slo: Slo) -
     )
 
 
-def device_of(name: str) -> Device:
-    if name not in DEVICES:
-        raise ConfigError(f"no figures for {name}; there are some for {', '.join(DEVICES)}")
-    return DEVICES[name]
-
-
 def fitted(recording: Path) -> StepTime:
     """Fit every other recorded step and say how far off the others are; what is simulated scatters as the steps did."""
     steps = read_recording(recording)
@@ -107,9 +105,8 @@ def fitted(recording: Path) -> StepTime:
     return Scattered(fit(steps), steps)
 
 
-def combinations(options: SimulateOptions) -> list[Configuration]:
+def combinations(options: SimulateOptions, model: ModelWork, device: Device) -> list[Configuration]:
     """Raises ConfigError where the model does not fit the device."""
-    device, model = device_of(options.device), shape_of(options.model).work()
     if unknown := set(options.routing_policy) - set(SCORES):
         raise ConfigError(f"no routing policy {', '.join(unknown)}; there are {', '.join(SCORES)}")
 

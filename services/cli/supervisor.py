@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Annotated, Protocol
 
 import msgspec
@@ -71,19 +72,19 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.worker_roles) + (0 if self.prefill and self.decode else self.workers)
 
 
+@dataclass(eq=False)
 class ChildProcess:
     """A role and the process that has it now."""
 
-    def __init__(self, role: Role) -> None:
-        self.role = role
-        self.process: Process | None = None
-        self.started = 0.0
-        self.restart_at = 0.0
-        self.delay = 0.0  # before the next restart; 0: it has not died early yet
-        self.num_deaths = 0
-        self.num_lives = 0
-        self.kill_at: float | None = None  # it was asked to leave, and must have done so by then
-        self.is_replaced = False  # once it has left, in the same role
+    role: Role
+    process: Process | None = None
+    started: float = 0.0
+    restart_at: float = 0.0
+    delay: float = 0.0  # before the next restart; 0: it has not died early yet
+    num_deaths: int = 0
+    num_lives: int = 0
+    kill_at: float | None = None  # it was asked to leave, and must have done so by then
+    is_replaced: bool = False  # once it has left, in the same role
 
     @property
     def is_leaving(self) -> bool:
@@ -253,10 +254,6 @@ class OrderFailedError(Exception):
     """An order could not be carried out; the text says why."""
 
 
-class RestartFailedError(OrderFailedError):
-    """A successor was not ready in time; the processes that are not replaced yet stay."""
-
-
 def rolling_restart(
     supervisor: Supervisor,
     services: Iterable[str],
@@ -267,7 +264,7 @@ def rolling_restart(
 ) -> Iterator[None]:
     """Replace every process of these services; to be advanced between the supervisor's polls.
 
-    Raises RestartFailedError where a successor does not become ready.
+    Raises OrderFailedError where a successor is not ready in time; the processes that are not replaced yet stay.
     """
     for service in [service for service in ORDER if service in set(services)]:
         for child in supervisor.cast(service, None):
@@ -283,7 +280,7 @@ def _overlap(supervisor: Supervisor, child: ChildProcess, is_ready: Callable[[Ch
     try:
         while not is_ready(successor):
             yield
-    except RestartFailedError:
+    except OrderFailedError:
         supervisor.dismiss(successor)
         raise
     supervisor.dismiss(child)
@@ -302,12 +299,12 @@ def _succeed(supervisor: Supervisor, child: ChildProcess, is_ready: Callable[[Ch
 def _in_time(
     is_ready: Callable[[ChildProcess], bool], begun: float, clock: Callable[[], float]
 ) -> Callable[[ChildProcess], bool]:
-    """`is_ready`, but it raises RestartFailedError where that is not so in time."""
+    """`is_ready`, but it raises OrderFailedError where that is not so in time."""
 
     def is_ready_by_now(child: ChildProcess) -> bool:
         ready = is_ready(child)
         if not ready and clock() - begun > READY_SECONDS:
-            raise RestartFailedError(f"the next {child.role.name} was not ready within {READY_SECONDS:g} s")
+            raise OrderFailedError(f"the next {child.role.name} was not ready within {READY_SECONDS:g} s")
         return ready
 
     return is_ready_by_now

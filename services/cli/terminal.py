@@ -56,24 +56,20 @@ def explained(explanation: Any) -> str:
 
 def chat(client: TerminalClient, system: str, sampling: dict[str, Any]) -> int:
     """Talk until /quit or the end of the input.  Ctrl-C stops one answer."""
-    if not sys.stdin.isatty():
-        return _talk(client, system, sampling)
-    click.echo(HOW_TO_LEAVE, err=True)
-    with line_editing(history_path()):
-        return _talk(client, system, sampling)
-
-
-def _talk(client: TerminalClient, system: str, sampling: dict[str, Any]) -> int:
     messages = [{"role": "system", "content": system}] if system else []
-    while (line := _read_line()) is not None:
-        if not line:
-            continue
-        messages.append({"role": "user", "content": line})
-        answer = _answer(client, messages, sampling)
-        if answer is None:
-            messages.pop()
-        else:
-            messages.append({"role": "assistant", "content": answer})
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        click.echo(HOW_TO_LEAVE, err=True)
+    with line_editing(history_path()) if is_terminal else contextlib.nullcontext():
+        while (line := _read_line()) is not None:
+            if not line:
+                continue
+            messages.append({"role": "user", "content": line})
+            answer = _answer(client, messages, sampling)
+            if answer is None:
+                messages.pop()
+            else:
+                messages.append({"role": "assistant", "content": answer})
     return 0
 
 
@@ -137,12 +133,8 @@ def line_editing(path: Path) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            _keep_private(path)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.touch(mode=0o600)
+            path.chmod(0o600)
             readline.write_history_file(path)
         readline.clear_history()
-
-
-def _keep_private(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path.touch(mode=0o600)
-    path.chmod(0o600)

@@ -12,7 +12,7 @@ from http import HTTPStatus
 
 import click
 
-from services.cli.help import command
+from services.cli.help import SectionedCommand
 from services.cli.tables import aligned
 from shared.metrics.histogram import quantile
 
@@ -42,15 +42,12 @@ class MetricsSample:
             for sample in family.samples:
                 self._samples.setdefault(sample.name, []).append((sample.labels, sample.value))
 
-    def samples(self, name: str) -> list[tuple[Mapping[str, str], float]]:
-        return self._samples.get(name, [])
-
     def total(self, name: str) -> float:
-        return sum(value for _, value in self.samples(name))
+        return sum(value for _, value in self._samples.get(name, ()))
 
     def by(self, name: str, label: str) -> dict[str, float]:
         found: dict[str, float] = {}
-        for labels, value in self.samples(name):
+        for labels, value in self._samples.get(name, ()):
             found[labels.get(label, "")] = found.get(labels.get(label, ""), 0.0) + value
         return found
 
@@ -193,7 +190,7 @@ def watch(read: Callable[[], MetricsSample], interval: float, count: int | None,
         time.sleep(interval)
 
 
-@command("top")
+@click.command("top", cls=SectionedCommand)
 @click.option(
     "--url",
     default="http://127.0.0.1:8000/metrics",

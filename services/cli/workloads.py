@@ -25,8 +25,6 @@ from shared.workload import (
     read_trace,
 )
 
-RAMPS = click.Choice(["linear", "exponential"])
-
 
 class WorkloadOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A load, under the names that users of vLLM's `bench serve` know where there is such a one."""
@@ -47,15 +45,15 @@ class WorkloadOptions(msgspec.Struct, frozen=True, kw_only=True):
     chat: Annotated[bool, Shown("Send custom prompts as a user's turn of a chat.")] = False
     trace_speed: Annotated[float, advanced("Times the traced rate.")] = 1.0
     trace_length_scale: Annotated[float, advanced("Times the traced ones.")] = 1.0
-    request_rate: Annotated[
-        float | None, Shown("Per second; inf: all at once.  Default: a trace's own, or inf.", click.FLOAT)
-    ] = None
+    request_rate: Annotated[float | None, Shown("Per second; inf: all at once.  Default: a trace's own, or inf.")] = (
+        None
+    )
     burstiness: Annotated[
         float, advanced("Shape of the gamma distribution of gaps: 1 Poisson, less burstier, inf constant.")
     ] = 1.0
     ramp_up_strategy: Annotated[
         Literal["linear", "exponential"] | None,
-        advanced("How the rate grows from the first request to the last.  Default: it stays.", RAMPS),
+        advanced("How the rate grows from the first request to the last.  Default: it stays."),
     ] = None
     ramp_up_start_rps: Annotated[float, advanced("Rate of the first requests.")] = 1.0
     ramp_up_end_rps: Annotated[float, advanced("Rate of the last requests.")] = 10.0

@@ -139,10 +139,7 @@ class WindowDecoder:
 
 def _leading(text: str, character: str, limit: int) -> int:
     """How many times `text` begins with `character`, at most `limit`."""
-    count = 0
-    while count < min(limit, len(text)) and text[count] == character:
-        count += 1
-    return count
+    return min(limit, len(text) - len(text.lstrip(character)))
 
 
 def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:

@@ -56,7 +56,7 @@ class TextStream:
         if self._stops is None and tokens.finish_reason is None:
             text = self._decode(tokens.token_ids[num_known:])
             return self._say(tokens, offset, num_known, text, self._taken_up(tokens.latency, now, busy_since))
-        text = "".join(self._push_all(tokens.token_ids[num_known:], self._hidden(tokens)))
+        text = "".join(self._push_all(tokens.token_ids[num_known:], tokens.stop_token_id))
         if self.stop_matched is not None:
             self.finish_reason = FinishReason.STOP
         elif tokens.finish_reason is not None:
@@ -86,13 +86,9 @@ class TextStream:
             return self._decoder.push(token_ids[0])
         return "".join(map(self._decoder.push, token_ids))
 
-    def _hidden(self, tokens: SequenceTokens) -> int | None:
-        """The stop token, whose text is not shown unless asked for."""
-        return None if self.opened.include_stop_str_in_output else tokens.stop_token_id
-
-    def _push_all(self, token_ids: list[int], hidden: int | None) -> list[str]:
-        """Texts of the tokens up to the one that completes a stop string."""
-        texts = []
+    def _push_all(self, token_ids: list[int], stop_token_id: int | None) -> list[str]:
+        """Texts of the tokens up to the one that completes a stop string; a stop token has none unless asked for."""
+        texts, hidden = [], None if self.opened.include_stop_str_in_output else stop_token_id
         for position, token_id in enumerate(token_ids):
             self.num_tokens += 1
             if self._decoder is None or (token_id == hidden and position == len(token_ids) - 1):

@@ -10,7 +10,7 @@ from services.draft.ngram import NGramProposer
 from services.draft.proposer import Proposer
 from services.draft.session import DraftSession
 from shared.actor.executor import Executor, InlineExecutor, ThreadExecutor
-from shared.config import SchedulingSettings, Settings, SpeculationSettings
+from shared.config import Settings
 from shared.messages import DraftUpdate, Tick
 from shared.transport import Transport
 
@@ -20,10 +20,13 @@ def make(transport: Transport, settings: Settings) -> DraftActor:
     if not settings.speculation.has_service:
         return DraftActor(transport, settings, None, _inline)
     if settings.speculation.draft == "ngram":
-        return DraftActor(
-            transport, settings, partial(_make_lookup, settings.scheduling, settings.speculation), _inline
-        )
+        return DraftActor(transport, settings, partial(_make_lookup, settings), _inline)
     loop = asyncio.get_running_loop()
+
+    def load() -> Proposer:
+        from services.draft.load import load_proposer
+
+        return load_proposer(settings)
 
     def in_thread(proposer: Proposer, transport: Transport) -> Executor[DraftUpdate]:
         def wake() -> None:
@@ -31,7 +34,7 @@ def make(transport: Transport, settings: Settings) -> DraftActor:
 
         return ThreadExecutor(DraftSession(proposer), transport, name="drafting", on_failure=wake)
 
-    actor = DraftActor(transport, settings, lambda: _load_model(settings), in_thread)
+    actor = DraftActor(transport, settings, load, in_thread)
     return actor
 
 
@@ -39,16 +42,10 @@ def _inline(proposer: Proposer, transport: Transport) -> Executor[DraftUpdate]:
     return InlineExecutor(DraftSession(proposer), transport)
 
 
-def _make_lookup(scheduling: SchedulingSettings, speculation: SpeculationSettings) -> Proposer:
+def _make_lookup(settings: Settings) -> Proposer:
     return NGramProposer(
-        num_rows=scheduling.max_num_seqs,
-        max_model_len=scheduling.max_model_len,
-        shortest=speculation.prompt_lookup_min,
-        longest=speculation.prompt_lookup_max,
+        num_rows=settings.scheduling.max_num_seqs,
+        max_model_len=settings.scheduling.max_model_len,
+        shortest=settings.speculation.prompt_lookup_min,
+        longest=settings.speculation.prompt_lookup_max,
     )
-
-
-def _load_model(settings: Settings) -> Proposer:
-    from services.draft.load import load_proposer
-
-    return load_proposer(settings)

@@ -58,10 +58,6 @@ class ModelProposer:
             model=name,
         )
 
-    @property
-    def num_free_blocks(self) -> int:
-        return len(self._free)
-
     # -- updates
 
     def reset(self) -> None:

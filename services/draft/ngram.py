@@ -7,6 +7,7 @@ Source: prompt lookup decoding (Saxena, 2023), with the rule for ties that is cu
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from services.draft.ending import Ending, read_ending
 from services.draft.proposer import Guess
@@ -43,15 +44,11 @@ class NGramIndex:
         return []
 
 
+@dataclass(slots=True)
 class _Row:
-    def __init__(self, index: NGramIndex, ending: Ending) -> None:
-        self.index = index
-        self.ending = ending
-        self.guess: list[int] | None = None  # None: not looked up since the text grew
-
-    def look(self, goal: int) -> None:
-        length = len(self.index.token_ids)
-        self.guess = self.ending.cut(self.index.lookup(goal), length)
+    index: NGramIndex
+    ending: Ending
+    guess: list[int] | None = None  # None: not looked up since the text grew
 
 
 class NGramProposer:
@@ -78,9 +75,10 @@ class NGramProposer:
         self._rows[row].guess = None
 
     def propose(self, goals: Mapping[int, int], rejection: bool) -> int:
-        for row, goal in goals.items():
-            if self._rows[row].guess is None:
-                self._rows[row].look(goal)
+        for number, goal in goals.items():
+            row = self._rows[number]
+            if row.guess is None:
+                row.guess = row.ending.cut(row.index.lookup(goal), len(row.index.token_ids))
         return max(goals.values(), default=1)
 
     def finished(self, row: int, goal: int) -> bool:

@@ -45,12 +45,9 @@ class Proposer(Protocol):
 
     def finished(self, row: int, goal: int) -> bool:
         """Whether the guess has so many tokens, or can have no more of them now."""
-        ...
 
     def is_behind(self, row: int) -> bool:
         """Whether so many committed tokens are not computed yet that other rows should not wait for this one."""
-        ...
 
     def guess(self, row: int, count: int) -> Guess:
         """The first `count` tokens of the guess, or all where it is shorter."""
-        ...

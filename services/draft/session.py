@@ -7,7 +7,7 @@ comes while a proposal is being made is applied before the next piece of work, s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import structlog
 
@@ -57,7 +57,8 @@ class DraftSession:
             return
         order = ProposalOrder(update.update_id, update.num_ahead)
         if update.epoch != self._epoch:  # a newer epoch, or another life of the scheduler
-            self._begin(update.epoch)
+            self._forget_all()
+            self._epoch = update.epoch
         elif update.update_id != self._update_id + 1 or update.rejection != self._rejection:
             order.lost |= self._num_told.keys()
             self._forget_all()
@@ -71,10 +72,6 @@ class DraftSession:
         if order.lost:
             log.warning("rows_lost", rows=sorted(order.lost), update_id=update.update_id)
         self._orders = [one for one in (*self._orders, order) if one.wanted or (one.lost and not one.is_answered)]
-
-    def _begin(self, epoch: int) -> None:
-        self._forget_all()
-        self._epoch = epoch
 
     def _forget_all(self) -> None:
         self._num_told.clear()
@@ -198,12 +195,8 @@ class DraftSession:
 
 def check_columns(update: DraftUpdate) -> None:
     """Raises ProtocolError unless the columns give every row its part."""
-    columns: Mapping[str, list[int]] = {
-        "num_tokens": update.num_tokens,
-        "num_new": update.num_new,
-        "num_wanted": update.num_wanted,
-    }
-    for name, column in columns.items():
+    for name in ("num_tokens", "num_new", "num_wanted"):
+        column: list[int] = getattr(update, name)
         if len(column) != len(update.rows) or min(column, default=0) < 0:
             raise ProtocolError(f"draft update {update.update_id} has not one {name} for each of its rows")
     if max(update.num_ahead, *update.num_wanted, 0) > MOST_WANTED:

@@ -43,14 +43,10 @@ def serve(end: socket.socket) -> ForkOrder | None:
 def forked() -> bool:
     """Whether this is the new process.  Where there can be none, the supervisor sees that its socket is closed."""
     try:
-        return has_one_thread() and fork_twice()
+        # A fork copies one thread, and locks that others may hold.
+        return len(list(Path("/proc/self/task").iterdir())) == 1 and fork_twice()
     except OSError:
         return False
-
-
-def has_one_thread() -> bool:
-    """A fork copies one thread, and locks that others may hold."""
-    return len(list(Path("/proc/self/task").iterdir())) == 1
 
 
 def fork_twice() -> bool:

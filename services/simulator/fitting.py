@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import inf
 from operator import mul
 from pathlib import Path
 
@@ -43,6 +44,7 @@ def read_recording(path: Path) -> list[RecordedStep]:
     return [msgspec.structs.replace(step, seconds=step.seconds + pause) for step in steps]
 
 
+@dataclass
 class Fitted:
     """Seconds = a piecewise linear function of the tokens in a step, plus so much per context token, pair and sequence.
 
@@ -50,13 +52,10 @@ class Fitted:
     as between the last two: small steps read weights, large ones multiply, and a line through both would miss either.
     """
 
-    def __init__(
-        self, knots: Sequence[float], heights: Sequence[float], slopes: Sequence[float], per_arrival: float = 0.0
-    ) -> None:
-        self.knots = list(knots)  # tokens
-        self.heights = list(heights)  # seconds at each
-        self.slopes = list(slopes)  # seconds per context token, pair, sequence
-        self.per_arrival = per_arrival  # seconds that a request takes from the step during which it comes
+    knots: Sequence[float]  # tokens
+    heights: Sequence[float]  # seconds at each
+    slopes: Sequence[float]  # seconds per context token, pair, sequence
+    per_arrival: float = 0.0  # seconds that a request takes from the step during which it comes
 
     def seconds(self, work: StepWork, start: float = 0.0, worker: int = 0) -> float:
         context, pair, sequence = self.slopes
@@ -166,19 +165,17 @@ def non_negative_least_squares(rows: Sequence[Sequence[float]], targets: Sequenc
 
 @dataclass
 class Alike:
-    """Steps of like size, in the order in which they ran."""
+    """Steps of like size, in the order in which they ran; seconds since the first recorded step."""
 
     first: float  # tokens, the fewest
-    times: list[float] = field(default_factory=list)  # seconds since the first recorded step
-    ratios: list[float] = field(default_factory=list)  # of what the fit says
+    ratios: list[tuple[float, float]] = field(default_factory=list)  # when, of what the fit says
 
     def add(self, others: Alike) -> None:
-        pairs = sorted(zip(self.times + others.times, self.ratios + others.ratios, strict=True))
-        self.times, self.ratios = [time for time, _ in pairs], [ratio for _, ratio in pairs]
+        self.ratios = sorted(self.ratios + others.ratios)
 
     def at(self, time: float) -> float:
         """The ratio of the first at this time or later, and after the last of the first."""
-        return self.ratios[bisect_left(self.times, time) % len(self.ratios)]
+        return self.ratios[bisect_left(self.ratios, (time, -inf)) % len(self.ratios)][1]
 
 
 class Scattered:
@@ -197,11 +194,11 @@ class Scattered:
         self._alike: list[Alike] = []
         self._span = 0.0  # seconds
         for alike in self._by_knot(steps):
-            if self._alike and len(self._alike[-1].times) < MIN_ALIKE:
+            if self._alike and len(self._alike[-1].ratios) < MIN_ALIKE:
                 self._alike[-1].add(alike)
             else:
                 self._alike.append(alike)
-        if len(self._alike) > 1 and len(self._alike[-1].times) < MIN_ALIKE:
+        if len(self._alike) > 1 and len(self._alike[-1].ratios) < MIN_ALIKE:
             few = self._alike.pop()
             self._alike[-1].add(few)
         self._firsts = [alike.first for alike in self._alike]
@@ -217,6 +214,5 @@ class Scattered:
         for before, step in zip([steps[0], *steps], steps, strict=False):
             self._span += min(max(0.0, step.start - before.start), before.seconds + LONGEST_PAUSE)
             alike = found[max(0, bisect_right(self._model.knots, step.num_tokens) - 1)]
-            alike.times.append(self._span)
-            alike.ratios.append(step.seconds / self._model.seconds(step.work))
+            alike.ratios.append((self._span, step.seconds / self._model.seconds(step.work)))
         return found

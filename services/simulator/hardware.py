@@ -60,8 +60,8 @@ class DecoderShape(msgspec.Struct, frozen=True):
     head_dim: int
     vocab_size: int
 
-    def work(self, bytes_per_param: float = 2.0, kv_bytes: float = 2.0) -> ModelWork:
-        """What its tokens cost, weights and cached values being of these widths."""
+    def work(self) -> ModelWork:
+        """What its tokens cost, weights and cached values being of 2 bytes."""
         queries = self.num_attention_heads * self.head_dim
         keys = self.num_key_value_heads * self.head_dim
         layer = self.hidden_size * (2 * queries + 2 * keys + 3 * self.intermediate_size)
@@ -69,8 +69,7 @@ class DecoderShape(msgspec.Struct, frozen=True):
             num_matrix_params=self.num_hidden_layers * layer,
             num_head_params=self.hidden_size * self.vocab_size,
             num_query_features=self.num_hidden_layers * queries,
-            kv_bytes_per_token=round(2 * self.num_hidden_layers * keys * kv_bytes),
-            bytes_per_param=bytes_per_param,
+            kv_bytes_per_token=2 * 2 * self.num_hidden_layers * keys,
         )
 
 
@@ -115,7 +114,6 @@ def work_of(step: Step) -> StepWork:
 class StepTime(Protocol):
     def seconds(self, work: StepWork, start: float, worker: int) -> float:
         """Of a step that a worker begins at this time of the run, in seconds."""
-        ...
 
 
 class Roofline:

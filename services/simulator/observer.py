@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 
 from services.scheduler.lifecycle.outputs import Outbound
-from services.scheduler.lifecycle.routing import Placement
 from services.scheduler.state.sequence import Request, Sequence
 from services.scheduler.telemetry.journal import EventJournal
 from shared.errors import RequestError
@@ -53,9 +52,6 @@ class Observer(Outbound):
         self._lasts: dict[float, int] = {}  # when outputs came before those of now: mostly with the same step
         self._finished: list[str] = []
 
-    def expect(self, request_id: str, start: float, num_prompt_tokens: int, tenant: str = "") -> None:
-        self.records[request_id] = RequestRecord(start, num_prompt_tokens, tenant=tenant)
-
     def emit(self, sequence: Sequence) -> None:
         """Note the tokens that were not noted yet."""
         request, now = sequence.request, self.now
@@ -100,7 +96,4 @@ class SilentJournal(EventJournal):
         pass
 
     def sequence(self, event: str, sequence: Sequence, **fields: Any) -> None:
-        pass
-
-    def placed(self, sequence: Sequence, placement: Placement) -> None:
         pass

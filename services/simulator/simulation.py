@@ -8,6 +8,7 @@ worker's steps do nothing but give each sequence its next token, the core is not
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from heapq import heappop, heappush
 
 import msgspec
@@ -18,7 +19,7 @@ from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Request
 from services.simulator.cruise import ANY_TOKEN, Cruise, cruise_of
 from services.simulator.hardware import StepTime, work_of
-from services.simulator.observer import Observer, SilentJournal
+from services.simulator.observer import Observer, RequestRecord, SilentJournal
 from shared.messages import AddRequest, RequestHeader, StepResult, WorkerCapacity
 from shared.metrics import ModelWork
 from shared.metrics.steps import StepWork
@@ -42,17 +43,17 @@ class Delays(msgspec.Struct, frozen=True):
     scatter: tuple[float, ...] = ()  # by how much the way of one request or another to the scheduler was longer
 
 
+@dataclass(slots=True, eq=False)
 class Worker:
     """One simulated worker: a device that is free at a known time."""
 
-    def __init__(self, replica: Replica, number: int) -> None:
-        self.replica = replica
-        self.number = number
-        self.free_at = 0.0
-        self.taken = 0.0  # seconds that requests which came took from it, and its next step takes longer for
-        self.busy = 0.0  # seconds so far
-        self.num_steps = 0
-        self.cruise: Cruise | None = None  # while it goes on without the core
+    replica: Replica
+    number: int
+    free_at: float = 0.0
+    taken: float = 0.0  # seconds that requests which came took from it, and its next step takes longer for
+    busy: float = 0.0  # seconds so far
+    num_steps: int = 0
+    cruise: Cruise | None = None  # while it goes on without the core
 
 
 class StepTotals(msgspec.Struct):
@@ -139,7 +140,8 @@ class Simulation:
         request, request_id = self._arriving, str(self._num_arrived)
         assert request is not None and isinstance(request.prompt, BlockPrompt | TokenPrompt)
         self._num_arrived += 1
-        self.observer.expect(request_id, request.time, request.num_prompt_tokens, request.tenant)
+        record = RequestRecord(request.time, request.num_prompt_tokens, tenant=request.tenant)
+        self.observer.records[request_id] = record
         prompt = request.prompt.token_ids(VOCAB_SIZE)
         header = RequestHeader(request_id, "gateway", tenant=request.tenant)
         self.core.add(AddRequest(header, self._sampling(request.max_tokens), prompt), now)

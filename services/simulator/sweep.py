@@ -52,6 +52,7 @@ def outcome_of(run: Simulation, slo: Slo, peak_flops: float = 0.0) -> SimulatedO
     num_prompt = sum(record.num_prompt_tokens for record in done)
     num_good = sum(slo.met(record.ttft, record.tpot, record.e2el) for record in done)
     counters, workers = run.core.counters, run.workers.values()
+    busy = [worker.busy for worker in workers]
     num_steps = sum(worker.num_steps for worker in workers)
     capacity, usage = duration * len(workers), run.usage
     flops = run.model.flops(usage.num_tokens, usage.num_samples, usage.num_pairs) if run.model is not None else 0.0
@@ -70,8 +71,8 @@ def outcome_of(run: Simulation, slo: Slo, peak_flops: float = 0.0) -> SimulatedO
         total_token_throughput=rate(num_output + num_prompt, duration),
         hit_rate=sum(record.num_cached_tokens for record in done) / num_prompt if num_prompt else 0.0,
         num_preemptions=counters.num_preemptions,
-        busy=sum(worker.busy for worker in workers) / capacity if capacity else 0.0,
-        imbalance=_imbalance([worker.busy for worker in workers]),
+        busy=sum(busy) / capacity if capacity else 0.0,
+        imbalance=max(busy) * len(busy) / sum(busy) if sum(busy) else 1.0,
         mfu=flops / (capacity * peak_flops) if capacity and peak_flops else 0.0,
         mean_batch=usage.num_sequences / num_steps if num_steps else 0.0,
     )
@@ -79,10 +80,6 @@ def outcome_of(run: Simulation, slo: Slo, peak_flops: float = 0.0) -> SimulatedO
 
 def _summary(values: Iterable[float | None]) -> Summary:
     return summarise((value for value in values if value is not None), QS)
-
-
-def _imbalance(busy: list[float]) -> float:
-    return max(busy) * len(busy) / sum(busy) if sum(busy) else 1.0
 
 
 class Configuration(msgspec.Struct, frozen=True):

@@ -121,17 +121,20 @@ class TokenizerActor(MemberActor):
     # -- handlers
 
     def handle_tokenize(self, request: TokenizeRequest) -> None:
-        request = self._taken_up(msgspec.structs.replace(request, header=received(request.header)))
+        request = msgspec.structs.replace(request, header=received(request.header))
+        if request.latency is not None:  # the hop to this service is booked
+            latency, _ = arrived(request.latency, Phase.TO_TOKENIZER, now=time.time(), busy_since=self.busy_since)
+            request = msgspec.structs.replace(request, latency=latency)
         header, started = request.header, time.monotonic()
         with self._contained(header.request_id, header.gateway, header.trace_id):
             if not self.scheduler_is_live:
                 raise RequestError("no scheduler is live", code=RejectCode.UNAVAILABLE)
             self.rules.check(request, max_input_length=self.max_input_length, now=steady_time())
-            if request.params.grammar is not None:
+            if (grammar := request.params.grammar) is not None:
                 self._later(
                     header.request_id,
                     header.gateway,
-                    lambda: self._compiled(request),
+                    lambda: self._compiled(request, grammar),
                     lambda ready: self._admit(*ready, started),
                 )
             elif request.token_ids is not None:
@@ -151,7 +154,7 @@ class TokenizerActor(MemberActor):
             if isinstance(question, EncodeRequest):
                 self.rules.check_encode(question)
             elif not isinstance(question, DescribeRequest):
-                self.rules.check_packed_size(question.token_ids)
+                self.rules.check_size(len(question.token_ids), "token_ids")
             self._later(
                 question.request_id,
                 question.gateway,
@@ -231,27 +234,24 @@ class TokenizerActor(MemberActor):
             await asyncio.sleep(0)
         return pieces
 
-    async def _compiled(self, request: TokenizeRequest) -> tuple[TokenizeRequest, bytes]:
-        """The request with its grammar as workers read it, and its prompt."""
-        params = request.params
-        if params.grammar is not None:
-            if not self.tokenizer.defaults.eos_token_ids:
-                raise refusal(params.grammar, "is not possible: the model has no end-of-sequence token")
-            params = msgspec.structs.replace(params, grammar=await self._compile(params.grammar, request))
-        prompt = request.token_ids
-        if prompt is None:
-            prompt = pack_prompt(await self._prompt(request, adds_special_tokens=True))
-        return msgspec.structs.replace(request, params=params), prompt
+    async def _compiled(self, request: TokenizeRequest, grammar: Grammar) -> tuple[TokenizeRequest, bytes]:
+        """The request with its grammar as workers read it, and its prompt.
 
-    async def _compile(self, grammar: Grammar, request: TokenizeRequest) -> Grammar:
-        """As workers read it; waited for until the request's deadline, where that comes first."""
+        The grammar is waited for until the request's deadline, where that comes first.
+        """
+        if not self.tokenizer.defaults.eos_token_ids:
+            raise refusal(grammar, "is not possible: the model has no end-of-sequence token")
         deadline = request.header.deadline
         seconds = math.inf if deadline is None else max(0.0, deadline - steady_time())
         try:
-            return await self.compilers.compile(grammar, _allowance(request), request.header.tenant, seconds)
+            grammar = await self.compilers.compile(grammar, _allowance(request), request.header.tenant, seconds)
         except RequestError:
             check_deadline(deadline, steady_time())
             raise
+        prompt = request.token_ids
+        if prompt is None:
+            prompt = pack_prompt(await self._prompt(request, adds_special_tokens=True))
+        return msgspec.structs.replace(request, params=msgspec.structs.replace(request.params, grammar=grammar)), prompt
 
     def _later(self, request_id: str, gateway: str, work: Callable[[], Awaitable[T]], use: Callable[[T], None]) -> None:
         """Do `work` in the background, then `use` its outcome unless the request was aborted or sent anew meanwhile."""
@@ -272,13 +272,6 @@ class TokenizerActor(MemberActor):
         self.pending[request_id] = ticket
         self._idle.clear()
         self.spawn(run())
-
-    def _taken_up(self, request: TokenizeRequest) -> TokenizeRequest:
-        """The request with the hop to this service booked in its latency breakdown."""
-        if request.latency is None:
-            return request
-        latency, _ = arrived(request.latency, Phase.TO_TOKENIZER, now=time.time(), busy_since=self.busy_since)
-        return msgspec.structs.replace(request, latency=latency)
 
     def _admit(self, request: TokenizeRequest, prompt_token_ids: bytes, started: float) -> None:
         now = steady_time()

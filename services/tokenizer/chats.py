@@ -35,29 +35,23 @@ def render_job(chat: Sequence[ChatMessage], options: ChatOptions | None = None, 
 
 def template_message(message: ChatMessage) -> dict[str, Any]:
     """Only what is there: templates ask whether a key exists."""
-    shown: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.name:
-        shown["name"] = message.name
-    if message.tool_call_id:
-        shown["tool_call_id"] = message.tool_call_id
-    if message.reasoning:
-        shown["reasoning_content"] = message.reasoning
-    if message.tool_calls:
-        shown["tool_calls"] = [_template_call(call) for call in message.tool_calls]
-    return shown
+    optional = {
+        "name": message.name,
+        "tool_call_id": message.tool_call_id,
+        "reasoning_content": message.reasoning,
+        "tool_calls": [_template_call(call) for call in message.tool_calls],
+    }
+    shown = {name: value for name, value in optional.items() if value}
+    return {"role": message.role, "content": message.content, **shown}
 
 
 def num_bytes(chat: Sequence[ChatMessage], options: ChatOptions | None) -> int:
     """About what a chat takes, with everything that is rendered with it."""
-    texts = [part for message in chat for part in _texts(message)]
-    if options is not None:
-        texts += [options.tools, options.template_args, options.opening]
+    texts = [options.tools, options.template_args, options.opening] if options is not None else []
+    for message in chat:
+        texts += [message.role, message.content, message.name, message.tool_call_id, message.reasoning]
+        texts += [part for call in message.tool_calls for part in (call.id, call.name, call.arguments)]
     return sum(len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")) for text in texts)
-
-
-def _texts(message: ChatMessage) -> list[str]:
-    calls = [part for call in message.tool_calls for part in (call.id, call.name, call.arguments)]
-    return [message.role, message.content, message.name, message.tool_call_id, message.reasoning, *calls]
 
 
 def _template_call(call: ToolCall) -> dict[str, Any]:

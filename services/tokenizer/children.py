@@ -11,7 +11,7 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import msgspec
 import structlog
@@ -34,11 +34,7 @@ LONGEST = 10  # times its limit, for a child that wants to run and does not get 
 ROOT = Path(__file__).parents[2]
 
 
-class ChildError(Exception):
-    """A job that has no answer."""
-
-
-class LateChildError(ChildError):
+class LateChildError(Exception):
     """The child took too long, and is no more."""
 
     def __init__(self, seconds: float) -> None:
@@ -47,7 +43,7 @@ class LateChildError(ChildError):
         self.seconds = seconds
 
 
-class BrokenChildError(ChildError):
+class BrokenChildError(Exception):
     """The child broke its limits, and is no more."""
 
 
@@ -59,53 +55,62 @@ class ChildPool(Generic[T]):
     A child that had next to no processor in that time is not slow, but kept waiting: it goes on for a while.
     """
 
+    module: ClassVar[str]  # that a child runs
+    field: ClassVar[str]  # what a child does with what, for refusals
+    action: ClassVar[str]
+    # Of the children once they are up, since requests wait for the first ones; of replacements, from their start, which
+    # with the least urgent one take idle time only.
+    niceness: ClassVar[int] = 0
+    least_seconds: ClassVar[float] = 0.0  # of a processor, which a job has had before it can be late
+
     def __init__(
         self,
-        module: str,
-        *,
-        field: str,
-        action: str,
         setup: msgspec.Struct,
         probe: msgspec.Struct,
-        answers: msgspec.msgpack.Decoder[T],
+        answers: type[T],
+        *,
         timeout: float,
         max_answer_bytes: int,
         num_children: int,
         patience: float | None = None,
-        niceness: int = 0,
-        least_seconds: float = 0.0,
     ) -> None:
-        """`field` and `action`: what a child does with what, for refusals.
-        `patience`: seconds that a job waits for a child; as long as it may take itself, where that is not said.
-        `niceness`: of the children once they are up, since requests wait for the first ones; of replacements, from
-        their start, which with the least one take idle time only.
-        `least_seconds`: of a processor, which a job has had before it can be late."""
+        """`patience`: seconds that a job waits for a child; as long as it may take itself, where that is not said."""
         self.timeout = timeout
-        self.patience = patience
+        self.patience = timeout if patience is None else patience
         self.num_killed = 0
-        self._module = module
-        self._field = field
-        self._action = action
-        self._niceness = niceness
-        self._least_seconds = least_seconds
         self._resting: dict[Process, asyncio.TimerHandle] = {}
         self._setup = to_frame(setup)
         self._probe = probe
-        self._answers = answers
+        self._answers = msgspec.msgpack.Decoder(answers)
         self._max_answer_bytes = max_answer_bytes
         self._num_children = num_children
-        self._idle: asyncio.Queue[Process] = asyncio.Queue()
+        self._idle: asyncio.Queue[Process] = asyncio.Queue()  # what is taken gets work, or is released
         self._children: set[Process] = set()
         self._replacing: set[asyncio.Task[None]] = set()
         self._all_reaped = asyncio.Event()
+        self._starting: asyncio.Task[None] | None = None
         self._closed = False
 
     async def start(self) -> None:
         """Start all children, and wait until each is ready.  Raises FatalError where one does not come up."""
         await asyncio.gather(*(self._add_child() for _ in range(self._num_children)))
 
+    async def started(self) -> None:
+        """Start the children with the first job: most deployments never have one.  Raises RequestError where they do
+        not come up."""
+        if self._starting is None:
+            self._starting = asyncio.get_running_loop().create_task(self.start())
+        try:
+            await asyncio.shield(self._starting)
+        except FatalError as error:
+            self._starting = None
+            raise RequestError(str(error), code=RejectCode.UNAVAILABLE) from error
+
     async def close(self) -> None:
-        """Kill all children.  A job under way has no answer, and its child is reaped by the task that waits for it."""
+        """Kill all children, those that are just coming up too.  A job under way has no answer, and its child is reaped
+        by the task that waits for it."""
+        if self._starting is not None:
+            await asyncio.gather(self._starting, return_exceptions=True)
         self._closed = True
         for child in self._children:
             _end(child)
@@ -120,44 +125,41 @@ class ChildPool(Generic[T]):
 
     async def ask(self, job: msgspec.Struct, allowance: float = 1.0) -> T:
         """A child's answer to a job, which may wait and take `allowance` times the usual.  Raises RequestError."""
-        patience = self.timeout if self.patience is None else self.patience
         try:
-            async with awake(allowance * patience):
-                child = await self.free_child()
+            async with awake(allowance * self.patience):
+                child = await self._idle.get()
             return await self.work(child, job, allowance * self.timeout)
         except TimeoutError:
-            raise self._not_now(f"no process became free to {self._action} it within {patience:g} s") from None
+            raise self._not_now(f"no process became free to {self.action} it within {self.patience:g} s") from None
         except LateChildError as late:
-            if late.seconds < self._least_seconds:
+            if late.seconds < self.least_seconds:
                 raise self._not_now(f"its process had a processor for {late.seconds:.2f} s only") from None
-            raise self.refusal(f"takes more than {self.timeout:g} s to {self._action}") from None
+            raise self.refusal(f"takes more than {self.timeout:g} s to {self.action}") from None
         except BrokenChildError:
-            raise self.refusal(f"takes too much memory or processor time to {self._action}") from None
+            raise self.refusal(f"takes too much memory or processor time to {self.action}") from None
 
     def refusal(self, reason: str) -> RequestError:
         """The job is at fault."""
-        return RequestError(f"{self._field} {reason}", field=self._field)
+        return RequestError(f"{self.field} {reason}", field=self.field)
 
     def _not_now(self, reason: str) -> RequestError:
         """The machine is."""
         wait = int(1000 * self.timeout)
-        return RequestError(f"{self._field}: {reason}", code=RejectCode.UNAVAILABLE, retry_after_ms=wait)
-
-    async def free_child(self) -> Process:
-        """The next child without work, which is to be given some, or to be given back."""
-        return await self._idle.get()
-
-    def give_back(self, child: Process) -> None:
-        self._release(child, 0.0)
+        return RequestError(f"{self.field}: {reason}", code=RejectCode.UNAVAILABLE, retry_after_ms=wait)
 
     async def work(self, child: Process, job: msgspec.Struct, seconds: float, longest: float = LONGEST) -> T:
         """Its answer to a job, within so many seconds, `longest` times as many where it is kept waiting."""
-        answer = None
+        answer, begun = None, stat(child.pid)
         try:
-            answer = await self._ask(child, job, seconds, longest)
+            async with awake(seconds, lambda: _is_kept_waiting(child, begun, self.least_seconds), longest):
+                answer = await self._exchange(child, job)
+        except TimeoutError:
+            raise LateChildError(_spent(begun, stat(child.pid))) from None
+        except (OSError, asyncio.IncompleteReadError, msgspec.DecodeError):
+            raise BrokenChildError from None
         finally:
             if answer is not None:
-                self._release(child, self.rest_after(answer))
+                self.release(child, self.rest_after(answer))
             else:
                 self._replace(child)
         return answer
@@ -166,7 +168,8 @@ class ChildPool(Generic[T]):
         """Seconds for which a child rests after this, so that a costly job leaves time to others."""
         return 0.0
 
-    def _release(self, child: Process, rest: float) -> None:
+    def release(self, child: Process, rest: float = 0.0) -> None:
+        """It has no work any more, and is free after so many seconds."""
         if rest < LEAST_REST or self._closed:
             self._idle.put_nowait(child)
         else:
@@ -175,16 +178,6 @@ class ChildPool(Generic[T]):
     def _rested(self, child: Process) -> None:
         del self._resting[child]
         self._idle.put_nowait(child)
-
-    async def _ask(self, child: Process, job: msgspec.Struct, seconds: float, longest: float = LONGEST) -> T:
-        begun = stat(child.pid)
-        try:
-            async with awake(seconds, lambda: _is_kept_waiting(child, begun, self._least_seconds), longest):
-                return await self._exchange(child, job)
-        except TimeoutError:
-            raise LateChildError(_spent(begun, stat(child.pid))) from None
-        except (OSError, asyncio.IncompleteReadError, msgspec.DecodeError):
-            raise BrokenChildError from None
 
     async def _exchange(self, child: Process, job: msgspec.Struct) -> T:
         assert child.stdin is not None and child.stdout is not None  # both are pipes
@@ -198,7 +191,7 @@ class ChildPool(Generic[T]):
     def _replace(self, child: Process) -> None:
         self.num_killed += 1
         if not self._closed:
-            log.warning("child_replaced", module=self._module, pid=child.pid)
+            log.warning("child_replaced", module=self.module, pid=child.pid)
         task = asyncio.get_running_loop().create_task(self._replace_now(child))
         self._replacing.add(task)
         task.add_done_callback(self._replacing.discard)
@@ -210,14 +203,14 @@ class ChildPool(Generic[T]):
                 await self._add_child(is_replacement=True)
                 return
             except FatalError as error:
-                log.error("child_not_started", module=self._module, reason=str(error))
+                log.error("child_not_started", module=self.module, reason=str(error))
                 await asyncio.sleep(RESTART_PAUSE)
 
     async def _add_child(self, *, is_replacement: bool = False) -> None:
         try:
             child = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", self._module),
+                *("-m", self.module),
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=DEVNULL,
@@ -225,25 +218,25 @@ class ChildPool(Generic[T]):
                 env={"PYTHONPATH": str(ROOT), "PATH": os.defpath, "LC_ALL": "C.UTF-8"},
             )
         except OSError as error:
-            raise FatalError(f"no process for {self._module}: {error}") from error
+            raise FatalError(f"no process for {self.module}: {error}") from error
         self._children.add(child)
         self._all_reaped.clear()
         if is_replacement:  # no request waits for this one alone
             self._give_way(child)
-            if self._niceness == LEAST_URGENT:
+            if self.niceness == LEAST_URGENT:
                 with contextlib.suppress(OSError):
                     confine_to_idle_time(child.pid)
         try:
             await self._come_up(child)
-        except (ChildError, TimeoutError, OSError, asyncio.IncompleteReadError, msgspec.DecodeError) as error:
+        except (BrokenChildError, TimeoutError, OSError, asyncio.IncompleteReadError, msgspec.DecodeError) as error:
             await self._reap(child)
-            raise FatalError(f"a process of {self._module} does not answer") from error
+            raise FatalError(f"a process of {self.module} does not answer") from error
         self._give_way(child)
         self._idle.put_nowait(child)
 
     def _give_way(self, child: Process) -> None:
         with contextlib.suppress(OSError):  # gone already, or not allowed: then it is as urgent as all
-            os.setpriority(os.PRIO_PROCESS, child.pid, self._niceness)
+            os.setpriority(os.PRIO_PROCESS, child.pid, self.niceness)
 
     async def _come_up(self, child: Process) -> None:
         """A job of nothing asks whether the child is up, so that the first real one does not pay for its imports."""
@@ -263,28 +256,6 @@ class ChildPool(Generic[T]):
         self._children.discard(child)
         if not self._children:
             self._all_reaped.set()
-
-
-class LazyChildPool(ChildPool[T]):
-    """Starts its children for the first job: most deployments never have one."""
-
-    _starting: asyncio.Task[None] | None = None
-
-    async def started(self) -> None:
-        """Return once the children are up.  Raises RequestError where they do not come up."""
-        if self._starting is None:
-            self._starting = asyncio.get_running_loop().create_task(self.start())
-        try:
-            await asyncio.shield(self._starting)
-        except FatalError as error:
-            self._starting = None
-            raise RequestError(str(error), code=RejectCode.UNAVAILABLE) from error
-
-    async def close(self) -> None:
-        """Kill all children, those that are just coming up too."""
-        if self._starting is not None:
-            await asyncio.gather(self._starting, return_exceptions=True)
-        await super().close()
 
 
 def _is_kept_waiting(child: Process, begun: list[str] | None, least_seconds: float) -> bool:

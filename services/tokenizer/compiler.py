@@ -28,26 +28,21 @@ def compile_one(compiler: Compiler, job: CompileJob) -> Compilation:
     """Every grammar has an answer, as long as this process lives."""
     if job.grammar is None:
         return Compilation()
-    begin = process_time()
-    text, error = _compile(compiler, job.grammar)
+    text, error, begin = "", "", process_time()
+    try:
+        text = compiler.compile(job.grammar)
+    except GrammarError as caught:
+        error = str(caught)
+    except MemoryError:
+        error = "takes too much memory"
+    except RecursionError:
+        error = "is nested too deeply"
+    except Exception as caught:
+        error = f"cannot be compiled: {type(caught).__name__}"
     spent = process_time() - begin
     if not error and spent > job.max_seconds:
         error = f"takes {spent:.2f} s of a processor to compile, the limit is {job.max_seconds}"
     return Compilation("" if error else text, error, spent)
-
-
-def _compile(compiler: Compiler, grammar: Grammar) -> tuple[str, str]:
-    """The engine's text, or an error."""
-    try:
-        return compiler.compile(grammar), ""
-    except GrammarError as error:
-        return "", str(error)
-    except MemoryError:
-        return "", "takes too much memory"
-    except RecursionError:
-        return "", "is nested too deeply"
-    except Exception as error:
-        return "", f"cannot be compiled: {type(error).__name__}"
 
 
 if __name__ == "__main__":

@@ -10,9 +10,7 @@ import time
 from asyncio.subprocess import Process
 from collections import OrderedDict
 
-import msgspec
-
-from services.tokenizer.children import LONGEST, BrokenChildError, LateChildError, LazyChildPool, awake
+from services.tokenizer.children import LONGEST, BrokenChildError, ChildPool, LateChildError, awake
 from services.tokenizer.frames import ChildSetup, Compilation, CompileJob
 from shared.debts import Debts
 from shared.errors import RejectCode, RequestError
@@ -25,7 +23,6 @@ COMPILE_TIMEOUT = 1.0  # seconds: with everything around it, an answer comes wit
 MAX_SECONDS = 0.2  # of a processor; real schemas take some milliseconds, 63 at most (docs/structured.md)
 REST = 4.0  # times the duration of a job, until its child takes another: a fifth of a child's time is the most there is
 COSTLY = 0.03  # seconds of a processor, more than real schemas take
-ENOUGH = 0.1  # seconds of a processor, more than any real schema takes: a child that had less was kept waiting
 DEBT = 24.0  # times the duration of a costly job, until its tenant's next is taken ...
 CREDIT = 2.0  # ... less so many seconds: one job that is just costly is no attack
 REFUSAL = 1.5  # seconds that a tenant in debt waits at most: it is refused then, and asking again costs others nothing
@@ -33,32 +30,28 @@ LEAST_RETRY = 0.1  # seconds
 MAX_MEMORY = 512 << 20
 MAX_KNOWN = 256  # grammars whose outcome is remembered: at most 64 MB
 
-_compilation = msgspec.msgpack.Decoder(Compilation)
 
-
-class CompilerPool(LazyChildPool[Compilation]):
+class CompilerPool(ChildPool[Compilation]):
     """Compiles grammars; one costs at most `timeout` seconds of one child, and the second time nothing.
 
     Limits are counted in seconds of a processor, because a child may have to wait for one: a request waits for its turn
     and its answer up to `patience` seconds in all.
     """
 
-    def __init__(
-        self, *, timeout: float = COMPILE_TIMEOUT, num_compilers: int = NUM_COMPILERS, patience: float = PATIENCE
-    ) -> None:
+    module = "services.tokenizer.compiler"
+    field, action = "grammar", "compile"
+    niceness = LEAST_URGENT
+    least_seconds = 0.1  # more than any real schema takes: a child that had less was kept waiting
+
+    def __init__(self, *, num_compilers: int = NUM_COMPILERS, patience: float = PATIENCE) -> None:
         super().__init__(
-            "services.tokenizer.compiler",
-            field="grammar",
-            action="compile",
-            setup=ChildSetup(max_memory=MAX_MEMORY, max_cpu_seconds=1),
-            probe=CompileJob(None),
-            answers=_compilation,
-            timeout=timeout,
+            ChildSetup(max_memory=MAX_MEMORY, max_cpu_seconds=1),
+            CompileJob(None),
+            Compilation,
+            timeout=COMPILE_TIMEOUT,
             patience=patience,
             max_answer_bytes=2 * MAX_COMPILED_BYTES,
             num_children=num_compilers,
-            niceness=LEAST_URGENT,
-            least_seconds=ENOUGH,
         )
         self._known: OrderedDict[bytes, Compilation] = OrderedDict()
         self._debts = Debts(CREDIT)  # of tenants
@@ -80,9 +73,11 @@ class CompilerPool(LazyChildPool[Compilation]):
         name = hashlib.blake2b(f"{grammar.kind}:{grammar.text}".encode("utf-8", "surrogatepass")).digest()
         compilation = self._known.get(name)
         if compilation is None or (compilation.error and allowance > 1.0):
-            patience = PATIENCE if self.patience is None else self.patience
-            compilation = await self._in_turn(name, grammar, allowance, tenant, min(seconds, patience))
-        self._remember(name, compilation)
+            compilation = await self._in_turn(name, grammar, allowance, tenant, min(seconds, self.patience))
+        self._known[name] = compilation
+        self._known.move_to_end(name)
+        if len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
         if compilation.error:
             raise refusal(grammar, compilation.error)
         return Grammar(GrammarKind.COMPILED, compilation.text, grammar.field)
@@ -101,14 +96,14 @@ class CompilerPool(LazyChildPool[Compilation]):
                     if not is_under_way:
                         await self._out_of_debt(tenant, grammar)
                     async with contextlib.nullcontext() if is_under_way else self._new, self._queue:
-                        child = await self.free_child()
+                        child = await self._idle.get()
                     known = self._known.get(name)  # what others asked for meanwhile
                     if known is not None and not (known.error and is_under_way):
-                        self.give_back(child)
+                        self.release(child)
                         return known
                     if is_under_way or self._debts.of(tenant) <= 0:
                         break
-                    self.give_back(child)
+                    self.release(child)
         except TimeoutError:
             raise _not_now(grammar, f"waited for {seconds:.1f} s to be compiled", self.timeout) from None
         compilation = await self._compile(child, grammar, allowance, tenant, seconds - (time.monotonic() - began))
@@ -147,12 +142,6 @@ class CompilerPool(LazyChildPool[Compilation]):
 
     def rest_after(self, answer: Compilation) -> float:
         return REST * answer.seconds
-
-    def _remember(self, name: bytes, compilation: Compilation) -> None:
-        self._known[name] = compilation
-        self._known.move_to_end(name)
-        if len(self._known) > MAX_KNOWN:
-            self._known.popitem(last=False)
 
 
 def _not_now(grammar: Grammar, reason: str, seconds: float) -> RequestError:

@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-import msgspec
-
-from services.tokenizer.children import LazyChildPool
+from services.tokenizer.children import ChildPool
 from services.tokenizer.frames import Encoded, EncodeJob, EncodeSetup
 from shared.fair_slots import FairSlots
 from shared.messages.codec import MAX_MESSAGE_BYTES
 
 HUGE_TEXT = 256 << 10  # characters; tenths of a second, which those with a long text should not wait for
-NICENESS = 10  # a huge text takes seconds of a processor that others have something to do with
 TIMEOUT = 20.0  # seconds of a processor; 4 MB take some five
 PATIENCE = 30.0  # seconds for a child, of one whose turn it is: another may have to come up first
 MAX_MEMORY = 4 << 30  # of address space
 
-_encoded = msgspec.msgpack.Decoder(Encoded)
 
-
-class EncoderPool(LazyChildPool[Encoded]):
+class EncoderPool(ChildPool[Encoded]):
     """Tokenizes one text at a time, by turns of tenants."""
+
+    module = "services.tokenizer.encoder"
+    field, action = "prompt", "tokenize"
+    niceness = 10  # a huge text takes seconds of a processor that others have something to do with
+    least_seconds = TIMEOUT
 
     def __init__(self, tokenizer: str) -> None:
         """`tokenizer`: as its file has it."""
         super().__init__(
-            "services.tokenizer.encoder",
-            field="prompt",
-            action="tokenize",
-            setup=EncodeSetup(tokenizer=tokenizer, max_memory=MAX_MEMORY, max_cpu_seconds=int(2 * TIMEOUT)),
-            probe=EncodeJob(""),
-            answers=_encoded,
+            EncodeSetup(tokenizer=tokenizer, max_memory=MAX_MEMORY, max_cpu_seconds=int(2 * TIMEOUT)),
+            EncodeJob(""),
+            Encoded,
             timeout=TIMEOUT,
             patience=PATIENCE,
             max_answer_bytes=MAX_MESSAGE_BYTES,
             num_children=1,
-            niceness=NICENESS,
-            least_seconds=TIMEOUT,
         )
         self.slots = FairSlots(1)
 

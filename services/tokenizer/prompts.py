@@ -38,34 +38,33 @@ class PromptRules:
         )
 
     def check(self, request: TokenizeRequest, *, max_input_length: int, now: float) -> None:
-        """Raise RequestError on whatever can be known to be wrong before tokenizing."""
+        """Raise RequestError on whatever can be known to be wrong before tokenizing.
+
+        `max_input_length` in tokens, 0 where it is not known yet.
+        """
         check_deadline(request.header.deadline, now)
         prompts = (request.text, request.chat, request.token_ids)
         if sum(prompt is not None for prompt in prompts) != 1:
             raise RequestError("prompt must be exactly one of text, chat and token ids", field="prompt")
         check_sampling(request.params, self._limits, 1)
         if request.text is not None:
-            self.check_text(request.text, max_input_length)
+            if not request.text:
+                raise RequestError("prompt must not be empty", field="prompt")
+            self.check_size(_num_bytes(request.text), "prompt")
+            self.check_length(request.text, max_input_length, "prompt")
         elif request.chat is not None:
             self.check_chat(request.chat, request.chat_options)
         elif request.token_ids is not None:
-            self._check_size(len(request.token_ids), "token_ids")
+            self.check_size(len(request.token_ids), "token_ids")
 
     def check_encode(self, request: EncodeRequest) -> None:
         """Raise RequestError unless there is exactly one thing to encode, of reasonable size."""
         if (request.text is None) == (request.chat is None):
             raise RequestError("prompt must be exactly one of text and chat", field="prompt")
         if request.text is not None:
-            self._check_size(_num_bytes(request.text), "prompt")
+            self.check_size(_num_bytes(request.text), "prompt")
         elif request.chat is not None:
             self.check_chat(request.chat, request.chat_options)
-
-    def check_text(self, text: str, max_input_length: int) -> None:
-        """`max_input_length` in tokens, 0 where it is not known yet."""
-        if not text:
-            raise RequestError("prompt must not be empty", field="prompt")
-        self._check_size(_num_bytes(text), "prompt")
-        self.check_length(text, max_input_length, "prompt")
 
     def check_length(self, text: str, max_input_length: int, field: str) -> None:
         """Raise RequestError where even the longest tokens would not make `text` short enough."""
@@ -84,11 +83,7 @@ class PromptRules:
             if not ROLE.fullmatch(message.role):  # which roles there are is the template's business
                 field = f"chat.messages[{place}].role"
                 raise RequestError(f"{field} must be a word, got {message.role[:32]!r}", field=field)
-        self._check_size(num_bytes(chat, options), "chat")
-
-    def check_packed_size(self, packed: bytes) -> None:
-        """Raise RequestError on more token ids than are taken apart for a question."""
-        self._check_size(len(packed), "token_ids")
+        self.check_size(num_bytes(chat, options), "chat")
 
     def unpack(self, packed: bytes) -> list[int]:
         """Token ids of a question.  Raises RequestError where they are none of this model's."""
@@ -99,17 +94,14 @@ class PromptRules:
         check_token_ids("token_ids", token_ids, self._tokenizer.vocab_size)
         return token_ids
 
-    def check_packed(self, packed: bytes) -> int:
-        """How many token ids a prompt has; which ids they may be is for the scheduler to say."""
-        if len(packed) % 4:
-            raise RequestError(f"token_ids has {len(packed)} bytes, which is not a multiple of 4", field="token_ids")
-        return len(packed) // 4
-
     def complete(
         self, request: TokenizeRequest, prompt_token_ids: bytes, *, max_model_len: int, now: float
     ) -> AddRequest:
         """The scheduler's version of a request.  `max_model_len` in tokens, 0 where it is not known yet."""
-        num_prompt_tokens = self.check_packed(prompt_token_ids)
+        num_prompt_tokens, rest = divmod(len(prompt_token_ids), 4)  # which ids they may be is for the scheduler to say
+        if rest:
+            text = f"token_ids has {len(prompt_token_ids)} bytes, which is not a multiple of 4"
+            raise RequestError(text, field="token_ids")
         max_tokens = DEFAULT_MAX_TOKENS
         if request.chat is not None and max_model_len:
             max_tokens = max(1, max_model_len - num_prompt_tokens)
@@ -138,7 +130,8 @@ class PromptRules:
         unique = [list(ids) for ids in dict.fromkeys(found)]
         return msgspec.structs.replace(params, bad_words_token_ids=unique)
 
-    def _check_size(self, num_bytes: int, field: str) -> None:
+    def check_size(self, num_bytes: int, field: str) -> None:
+        """Raise RequestError on more than is taken apart."""
         if num_bytes > self._max_prompt_bytes:
             raise RequestError(
                 f"{field} has {num_bytes} bytes, more than max_prompt_bytes={self._max_prompt_bytes}", field=field

@@ -6,8 +6,6 @@ import math
 import time
 from collections.abc import Sequence
 
-import msgspec
-
 from services.tokenizer.chats import render_job
 from services.tokenizer.children import ChildPool
 from services.tokenizer.frames import Rendering, RenderJob, RenderSetup
@@ -15,14 +13,15 @@ from shared.errors import RequestError
 from shared.messages import ChatMessage, ChatOptions
 
 NUM_RENDERERS = 2
-LEAST_SECONDS = 0.05  # of a processor: many times what a template takes, so a child that had less was kept waiting
 MAX_MEMORY = 512 << 20
-
-_rendering = msgspec.msgpack.Decoder(Rendering)
 
 
 class RendererPool(ChildPool[Rendering]):
     """Renders chats; one costs at most `timeout` seconds of one child."""
+
+    module = "services.tokenizer.renderer"
+    field, action = "chat", "render"
+    least_seconds = 0.05  # many times what a template takes, so a child that had less was kept waiting
 
     def __init__(
         self,
@@ -35,10 +34,7 @@ class RendererPool(ChildPool[Rendering]):
         tool_template: str | None = None,
     ) -> None:
         super().__init__(
-            "services.tokenizer.renderer",
-            field="chat",
-            action="render",
-            setup=RenderSetup(
+            RenderSetup(
                 template=template,
                 tool_template=tool_template or template,
                 special_tokens=special_tokens,
@@ -46,12 +42,11 @@ class RendererPool(ChildPool[Rendering]):
                 max_memory=MAX_MEMORY + 4 * max_output_bytes,
                 max_cpu_seconds=math.ceil(timeout) + 1,
             ),
-            probe=RenderJob([]),
-            answers=_rendering,
+            RenderJob([]),
+            Rendering,
             timeout=timeout,
             max_answer_bytes=max_output_bytes + 4096,
             num_children=num_renderers,
-            least_seconds=LEAST_SECONDS,
         )
 
     async def render(

@@ -19,8 +19,8 @@ from typing import Any
 import grpc
 
 from scripts.bench.chaos.faults import Fault, FaultStage
+from services.cli.addresses import free_port
 from services.cli.processes import METRICS_PORTS, PLACES, Starter, start_fork_servers
-from services.cli.serve import free_port
 from services.cli.supervisor import KILL_AFTER, ChildProcess, Role, Supervisor
 from shared.config import Settings
 

@@ -49,7 +49,7 @@ from scripts.bench.common.host import cores_taken
 from scripts.bench.common.report import bench_parser
 from scripts.bench.common.stack import Stack
 from scripts.bench.common.tokens import MODEL
-from services.cli.serve import free_port
+from services.cli.addresses import free_port
 from services.cli.tables import aligned
 from shared.config import Settings
 from shared.metrics import percentile

@@ -22,9 +22,9 @@ import grpc
 from protos.pageant.v1 import control_pb2, control_pb2_grpc, inference_pb2_grpc
 from scripts.bench.common.proc import ProcessUsage, command, tree, tree_cpu_seconds, usage
 from scripts.bench.common.tokens import MODEL
+from services.cli.addresses import with_port
 from services.cli.client import TerminalClient
 from services.cli.processes import last_words, start
-from services.cli.serve import with_port
 from shared.config import Settings, load_settings, settings_environment
 
 SERVICES = ("gateway", "tokenizer", "scheduler", "detokenizer")

@@ -26,7 +26,7 @@ from scripts.bench.common.proc import tree, usage
 from scripts.bench.common.report import bench_parser, finish
 from scripts.bench.soak.growth import Curve, lines
 from scripts.bench.soak.visits import Doors, SoakVisit, make
-from services.cli.serve import free_port
+from services.cli.addresses import free_port
 
 MAX_OPEN = 96  # visits at a time: where the services come late, visits are left out
 DRAIN_SECONDS = 90.0  # for the last visits

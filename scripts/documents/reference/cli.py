@@ -14,13 +14,12 @@ TEXT = """\
 Option `-h` of a command shows its common options, `--help` all of them. Two sets of options belong to several commands
 and are listed once: the settings in [settings.md](settings.md), the options of sampling at the end of this page."""
 HEAD = ("option", "value", "default", "meaning")
-SAMPLING_NAMES = (*SAMPLING, "stop")
 
 
 def render() -> str:
     commands = list(walk(main, click.Context(main, info_name="pageant")))
     generate = next(command for command, _ in commands if command.name == "generate")
-    sampling = section("Options of sampling", _table(one for one in generate.params if one.name in SAMPLING_NAMES))
+    sampling = section("Options of sampling", _table(one for one in generate.params if one.name in SAMPLING))
     sections = [_section(command, context) for command, context in commands]
     return page("Commands", "the commands of services/cli", TEXT, *sections, sampling)
 
@@ -40,8 +39,8 @@ def walk(group: click.Group, context: click.Context) -> Iterator[tuple[click.Com
 def _section(command: click.Command, context: click.Context) -> str:
     names = {str(one.name) for one in command.params}
     settings = [name for name in NAMES if name in names]
-    has_all_settings, has_sampling = len(settings) == len(NAMES), set(SAMPLING_NAMES) <= names
-    taken = {*(settings if has_all_settings else ()), *(SAMPLING_NAMES if has_sampling else ()), "help", "h"}
+    has_all_settings, has_sampling = len(settings) == len(NAMES), SAMPLING.keys() <= names
+    taken = {*(settings if has_all_settings else ()), *(SAMPLING if has_sampling else ()), "help", "h"}
     own = [one for one in command.params if isinstance(one, click.Option) and one.name not in taken]
     return section(
         code(context.command_path),

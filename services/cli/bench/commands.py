@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from services.cli.bench.options import KernelOptions, ServeOptions, SimulateOptions
-from services.cli.help import DIRECTORY, INTEGERS, Group, command, field_options, take
-from services.cli.options import SAMPLING, sampling_option, settings_options, take_sampling, take_settings
+from services.cli.help import DIRECTORY, INTEGERS, Group, SectionedCommand, field_options, take
+from services.cli.options import sampling_options, settings_options, take_sampling, take_settings
 from services.cli.workloads import WorkloadOptions
 from shared.model_source import find_model_dir, resolve_model_dir
 
 WHERE = ("backend", "address", "base_url")  # of a server, which `bench offline` starts itself
-SAMPLED = [name for name in SAMPLING if name not in ("seed", "max_tokens", "min_tokens")]  # those are the workload's
+sampled_options = partial(sampling_options, without=("seed", "max_tokens", "min_tokens", "stop"))  # the workload's own
 
 
 @click.group(cls=Group)
 def bench() -> None:
     """Measure a server, an offline load, messages or kernels."""
-
-
-def sampled_options(function: Any) -> Any:
-    """Add the sampling parameters that a workload does not say."""
-    for name in reversed(SAMPLED):
-        function = sampling_option(name)(function)
-    return function
 
 
 @bench.command("serve")
@@ -76,7 +70,7 @@ def bench_kernels(**arguments: Any) -> None:
     click.echo(table(take(KernelOptions, arguments)))
 
 
-@command("simulate")
+@click.command("simulate", cls=SectionedCommand)
 @field_options(SimulateOptions)
 @field_options(WorkloadOptions)
 def simulate(**arguments: Any) -> None:

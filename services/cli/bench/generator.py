@@ -6,11 +6,13 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Protocol
 
 import msgspec
 
+from shared.client import ModelCard
 from shared.metrics import Acceptance, Timeline
 from shared.workload import LoadRequest
 
@@ -48,14 +50,6 @@ def start_header() -> tuple[str, str]:
     return "x-request-start", f"t={time.time():.6f}"
 
 
-class Served(msgspec.Struct, frozen=True):
-    """The served model; 0 where the interface does not name a figure."""
-
-    name: str
-    vocab_size: int
-    max_model_len: int
-
-
 class Streams(Protocol):
     """How one request reaches a server."""
 
@@ -66,11 +60,10 @@ class Streams(Protocol):
 class ServerBackend(Streams, Protocol):
     """A server behind one interface."""
 
-    name: str
     vocab_size: int
 
-    async def model(self, patience: float) -> Served:
-        """What is served, once the server answers; fails after `patience` seconds."""
+    async def model(self, patience: float) -> ModelCard:
+        """What is served, once the server answers; fails after `patience` seconds.  What it does not say is 0."""
 
     async def acceptance(self) -> Acceptance:
         """What speculation has yielded since the server's start; all zero where the interface has no such figures."""
@@ -78,31 +71,28 @@ class ServerBackend(Streams, Protocol):
     async def close(self) -> None: ...
 
 
-class Pacer:
-    """Calls `due(index)` in the loop at each of the given times, from a thread that sleeps to within some tens of
-    microseconds; the timers of event loops round up to milliseconds, which would go into every latency."""
+@contextmanager
+def paced(times: Sequence[float], due: Callable[[int], None]) -> Iterator[None]:
+    """Within, `due(index)` is called in the loop at each of the given times, of time.perf_counter and in order.
 
-    def __init__(self, times: Sequence[float], due: Callable[[int], None]) -> None:
-        """`times` are of time.perf_counter, in order."""
-        self._times, self._due = times, due
-        self._loop = asyncio.get_running_loop()
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="pacer", daemon=True)
+    A thread sleeps to within some tens of microseconds; the timers of event loops round up to milliseconds, which would
+    go into every latency.
+    """
+    loop, stopped = asyncio.get_running_loop(), threading.Event()
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Nothing is due after this."""
-        self._stopped.set()
-
-    def _run(self) -> None:
-        for index, moment in enumerate(self._times):
+    def run() -> None:
+        for index, moment in enumerate(times):
             if (left := moment - time.perf_counter()) > 0:
                 time.sleep(left)
-            if self._stopped.is_set():
+            if stopped.is_set():
                 return
-            self._loop.call_soon_threadsafe(self._due, index)
+            loop.call_soon_threadsafe(due, index)
+
+    threading.Thread(target=run, name="pacer", daemon=True).start()
+    try:
+        yield
+    finally:
+        stopped.set()
 
 
 class Generator:
@@ -116,22 +106,17 @@ class Generator:
     def __init__(self, backend: Streams, max_concurrency: int = 0) -> None:
         self._backend = backend
         self._places = asyncio.Semaphore(max_concurrency) if max_concurrency else None
-        self._begin = 0.0
-
-    @property
-    def begin(self) -> float:
-        """Time 0 of the run, by the machine's steady clock (time.perf_counter)."""
-        return self._begin
+        self.begin = 0.0  # time 0 of the run, by the machine's steady clock (time.perf_counter)
 
     def clock(self) -> float:
         """Seconds since time 0 of the run."""
-        return time.perf_counter() - self._begin
+        return time.perf_counter() - self.begin
 
     async def send(
         self, requests: Sequence[LoadRequest], ended: Callable[[RequestOutcome], object]
     ) -> list[RequestOutcome]:
         """Send all, each when it is due; returns their outcomes in the same order once every one has ended."""
-        self._begin = time.perf_counter() + LEAD
+        self.begin = time.perf_counter() + LEAD
         outcomes = [RequestOutcome(Timeline(request.time)) for request in requests]
         is_paced = any(request.time != requests[0].time for request in requests)
         tasks: list[asyncio.Task[None]] = []
@@ -144,14 +129,12 @@ class Generator:
             if len(tasks) == len(requests):
                 all_due.set()
 
-        pacer = Pacer([self._begin + request.time for request in requests], due)
-        pacer.start()
         try:
-            if requests:
-                await all_due.wait()
-            await asyncio.gather(*tasks)
+            with paced([self.begin + request.time for request in requests], due):
+                if requests:
+                    await all_due.wait()
+                await asyncio.gather(*tasks)
         finally:
-            pacer.stop()
             for task in tasks:
                 task.cancel()
         return outcomes
@@ -164,17 +147,14 @@ class Generator:
         *,
         is_paced: bool,
     ) -> None:
-        if self._places is not None:
-            await self._places.acquire()
-        try:
-            outcome.sent = self.clock()
-            if not is_paced and self._places is not None:
-                outcome.timeline.start, outcome.late = outcome.sent, 0.0
-            await self._backend.stream(request, outcome, self.clock)
-        finally:
-            outcome.end = self.clock()
-            if self._places is not None:
-                self._places.release()
+        async with self._places or nullcontext():
+            try:
+                outcome.sent = self.clock()
+                if not is_paced and self._places is not None:
+                    outcome.timeline.start, outcome.late = outcome.sent, 0.0
+                await self._backend.stream(request, outcome, self.clock)
+            finally:
+                outcome.end = self.clock()
         ended(outcome)
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import grpc
 
 from protos.pageant.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
-from services.cli.bench.generator import RequestOutcome, Served, start_header
+from services.cli.bench.generator import RequestOutcome, start_header
+from shared.client import ModelCard
 from shared.metrics import Acceptance
 from shared.packing import unpack_tokens
 from shared.workload import ChatPrompt, LoadRequest, TextPrompt
@@ -26,8 +27,6 @@ class GrpcBackend:
     """Streams over several connections; made and closed in a running event loop.  With `explain` the server is asked
     where the time of each request went."""
 
-    name = "pageant-grpc"
-
     def __init__(self, address: str, sampling: dict[str, Any], *, explain: bool = False) -> None:
         self.vocab_size = 0  # until `model` was asked
         self._explain = explain
@@ -41,12 +40,12 @@ class GrpcBackend:
         for channel in self._channels:
             await channel.close()
 
-    async def model(self, patience: float) -> Served:
+    async def model(self, patience: float) -> ModelCard:
         """The first served model, once the server answers.  Raises grpc.RpcError after `patience` seconds."""
         answer = await self._first.ListModels(inference_pb2.ListModelsRequest(), timeout=patience, wait_for_ready=True)
         served = answer.models[0]
         self.vocab_size = served.vocab_size
-        return Served(served.name, served.vocab_size, served.max_model_len)
+        return ModelCard(served.name, served.max_model_len, served.max_input_length, served.vocab_size)
 
     async def stream(self, request: LoadRequest, outcome: RequestOutcome, clock: Callable[[], float]) -> None:
         start = start_header()

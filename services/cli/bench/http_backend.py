@@ -9,7 +9,8 @@ import click
 import httpx2
 import msgspec
 
-from services.cli.bench.generator import RequestOutcome, Served, start_header
+from services.cli.bench.generator import RequestOutcome, start_header
+from shared.client import ModelCard
 from shared.metrics import Acceptance
 from shared.packing import unpack_tokens
 from shared.workload import ChatPrompt, LoadRequest, TextPrompt
@@ -20,8 +21,6 @@ DATA, DONE = "data: ", "[DONE]"
 
 class HttpBackend:
     """Streams of server-sent events; each event with output counts as one output, with as many tokens as it names."""
-
-    name = "openai"
 
     def __init__(
         self, base_url: str, sampling: dict[str, Any], *, transport: httpx2.AsyncBaseTransport | None = None
@@ -36,7 +35,7 @@ class HttpBackend:
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def model(self, patience: float) -> Served:
+    async def model(self, patience: float) -> ModelCard:
         """The first served model.  Raises click.ClickException where the server does not answer in so many seconds."""
         try:
             answer = await self._client.get("/v1/models", timeout=patience)
@@ -45,7 +44,7 @@ class HttpBackend:
         except (httpx2.HTTPError, KeyError, IndexError, ValueError) as error:
             raise click.ClickException(f"{self._client.base_url}v1/models: {error!r}") from error
         self._model = model["id"]
-        return Served(self._model, self.vocab_size, int(model.get("max_model_len") or 0))
+        return ModelCard(self._model, int(model.get("max_model_len") or 0), 0, self.vocab_size)
 
     async def acceptance(self) -> Acceptance:
         """All zero: this interface has no such figures."""

@@ -53,8 +53,7 @@ def table(options: KernelOptions) -> str:
 def line(provider: str, op: Op, device: str) -> Row:
     name, num_rows, work, flops, num_bytes = op
     seconds = seconds_of(work, device)
-    rates = (f"{value / seconds / 1e9:.1f}" if value else "" for value in (flops, num_bytes))
-    gflops, gbytes = rates
+    gflops, gbytes = (f"{value / seconds / 1e9:.1f}" if value else "" for value in (flops, num_bytes))
     return name, provider, str(num_rows), f"{1e6 * seconds:.1f}", gflops, gbytes
 
 

@@ -6,10 +6,12 @@ into a text batch.  Each hop is one message from the sender's encoder to the rec
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from time import process_time
+from timeit import repeat
 from typing import Any
 
 from services.cli.tables import aligned
@@ -109,13 +111,8 @@ def hops_of_a_step(num_sequences: int, model: Path) -> list[Hop]:
 
 def cost(work: Any, repeats: int = 200, rounds: int = 9) -> float:
     """Microseconds of one call: the median round."""
-    times = []
-    for _ in range(rounds):
-        start = process_time()
-        for _ in range(repeats):
-            work()
-        times.append(1e6 * (process_time() - start) / repeats)
-    return median(times)
+    times = repeat(work, gc.enable, timer=process_time, number=repeats, repeat=rounds)
+    return 1e6 * median(times) / repeats
 
 
 def measure(hop: Hop) -> tuple[float, float, int]:

@@ -10,11 +10,13 @@ from typing import Any
 import msgspec
 
 from services.cli.bench.generator import RequestOutcome, lateness
+from services.cli.bench.options import ServeOptions
+from services.cli.workloads import WorkloadOptions
 from shared.metrics import (
     Acceptance,
     ModelWork,
-    Slo,
     Summary,
+    parse_slo,
     peak_concurrency,
     peak_rate,
     per_minute,
@@ -25,6 +27,7 @@ from shared.metrics import (
 )
 
 WIDTH = 50
+TERA = 10**12
 TITLES = {
     "ttft": "Time to First Token",
     "tpot": "Time per Output Token (excl. 1st token)",
@@ -65,20 +68,18 @@ DETAILS: dict[str, Callable[[RequestOutcome], Any]] = {  # of each request
 }
 
 
-class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a run that its report repeats."""
+class RunOptions(msgspec.Struct, frozen=True):
+    """What a run's report repeats: how it was sent, what it sent, and to which model."""
 
-    backend: str
+    serve: ServeOptions
+    load: WorkloadOptions
     model: str
-    request_rate: float  # inf: all at once, or a trace's own times
-    burstiness: float
-    max_concurrency: int
-    label: str = ""
-    slo: Slo = Slo()
-    percentiles: Sequence[float] = (99.0,)
-    metrics: Sequence[str] = ("ttft", "tpot", "itl")
-    work: ModelWork | None = None  # of the served model; None: no MFU
-    peak_flops: float = 0.0  # floating point operations per second of all the workers' devices together
+    work: ModelWork | None = None  # of `mfu_model`; None: no MFU
+
+    @property
+    def request_rate(self) -> float:
+        """inf: all at once, or a trace's own times."""
+        return math.inf if self.load.request_rate is None else self.load.request_rate
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -97,15 +98,15 @@ class Report(msgspec.Struct, frozen=True):
     @property
     def num_good(self) -> int:
         """Requests that met every objective."""
-        lines = (outcome.timeline for outcome in self.completed)
-        return sum(self.options.slo.met(line.ttft, line.tpot, line.e2el) for line in lines)
+        slo, lines = parse_slo(self.options.serve.goodput), (outcome.timeline for outcome in self.completed)
+        return sum(slo.met(line.ttft, line.tpot, line.e2el) for line in lines)
 
 
 def report_of(options: RunOptions, outcomes: Sequence[RequestOutcome], acceptance: Acceptance) -> Report:
     """Sum up a run that has ended."""
     duration = max((outcome.end for outcome in outcomes), default=0.0)
     lines = [outcome.timeline for outcome in outcomes if outcome.succeeded]
-    qs = {50.0, 90.0, 99.0, *options.percentiles}
+    qs = {50.0, 90.0, 99.0, *options.serve.metric_percentiles}
     summaries = {
         "ttft": summarise(_given(line.ttft for line in lines), qs),
         "tpot": summarise(_given(line.tpot for line in lines), qs),
@@ -132,7 +133,7 @@ def figures(report: Report) -> dict[str, float]:
         "total_output_tokens": num_output,
         "total_cached_tokens": sum(outcome.num_cached_tokens for outcome in done),
         "request_throughput": rate(len(done), seconds),
-        "request_goodput": rate(report.num_good, seconds) if report.options.slo else math.nan,
+        "request_goodput": rate(report.num_good, seconds) if report.options.serve.goodput else math.nan,
         "queries_per_minute": per_minute(len(done), seconds),
         "serial_queries_per_second": serial_rate(_given(outcome.timeline.e2el for outcome in done)),
         "output_throughput": rate(num_output, seconds),
@@ -151,7 +152,7 @@ def mfu(report: Report) -> float:
     Each token counts once: neither cached prefixes nor padding, recomputation or rejected drafts count as work.  The
     last output token is sampled and not computed; the token at position i attends to i + 1 keys.
     """
-    work, peak = report.options.work, report.options.peak_flops
+    work, peak = report.options.work, TERA * report.options.serve.peak_tflops
     if work is None or not peak:
         return math.nan
     flops = 0.0
@@ -164,19 +165,19 @@ def mfu(report: Report) -> float:
 
 def block(report: Report) -> str:
     """The printed block; a line whose value was not asked for is left out."""
-    options, values = report.options, figures(report)
+    options, asked, values = report.options.serve, report.options.request_rate, figures(report)
     values |= {
         "max_concurrency": options.max_concurrency or math.nan,
-        "request_rate": options.request_rate if options.request_rate < math.inf else math.nan,
+        "request_rate": asked if asked < math.inf else math.nan,
         "mfu_percent": 100 * values["mfu"],
     }
     lines = [f"{' Serving Benchmark Result ':=^{WIDTH}}"]
     lines += [_line(label, values[key]) for key, label in LINES.items() if not math.isnan(values[key])]
-    for name in options.metrics:
+    for name in options.percentile_metrics:
         summary, short = report.summaries[name], name.upper()
         lines.append(f"{TITLES[name]:-^{WIDTH}}")
         pairs = [("Mean", summary.mean), ("Median", summary.median)]
-        pairs += [(f"P{q:g}", summary.percentiles[q]) for q in options.percentiles]
+        pairs += [(f"P{q:g}", summary.percentiles[q]) for q in options.metric_percentiles]
         lines += [_line(f"{what} {short} (ms):", 1000 * value) for what, value in pairs]
     if report.acceptance.num_drafts:
         lines.append(f"{'Speculative Decoding':-^{WIDTH}}")
@@ -205,17 +206,17 @@ def _line(what: str, value: float) -> str:
 
 def as_json(report: Report, *, detailed: bool) -> dict[str, Any]:
     """The result file; `detailed` adds one entry per request to the lists."""
-    options = report.options
+    options, asked = report.options.serve, report.options.request_rate
     result: dict[str, Any] = {
         "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
         "endpoint_type": options.backend,
         "backend": options.backend,
         "label": options.label or None,
-        "model_id": options.model,
-        "tokenizer_id": options.model,
+        "model_id": report.options.model,
+        "tokenizer_id": report.options.model,
         "num_prompts": len(report.outcomes),
-        "request_rate": options.request_rate if options.request_rate < math.inf else "inf",
-        "burstiness": options.burstiness,
+        "request_rate": asked if asked < math.inf else "inf",
+        "burstiness": report.options.load.burstiness,
         "max_concurrency": options.max_concurrency or None,
         **figures(report),
         "rtfx": 0.0,

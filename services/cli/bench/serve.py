@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,17 +18,15 @@ from tqdm import tqdm
 from services.cli.bench.generator import Generator, RequestOutcome, ServerBackend, lateness
 from services.cli.bench.grpc_backend import GrpcBackend
 from services.cli.bench.options import ServeOptions
-from services.cli.bench.report import Report, RunOptions, as_json, block, report_of
+from services.cli.bench.report import Report, RunOptions, as_json, block, figures, report_of
 from services.cli.private import with_private_deployment
 from services.cli.tables import aligned
 from services.cli.workloads import WorkloadOptions, requests_of
 from services.simulator.hardware import shape_of
 from shared.config import Settings
 from shared.errors import ConfigError
-from shared.metrics import ModelWork, parse_slo
+from shared.metrics import ModelWork, parse_slo, rate
 from shared.workload import LoadRequest
-
-TERA = 10**12
 
 
 def serve(options: ServeOptions, workload: WorkloadOptions, sampling: dict[str, Any]) -> int:
@@ -40,7 +39,8 @@ def serve(options: ServeOptions, workload: WorkloadOptions, sampling: dict[str, 
     try:
         reports = uvloop.run(measure(options, workload, sampling))
     except grpc.RpcError as error:
-        raise click.ClickException(f"{options.address}: {explained(error)}") from error
+        details = getattr(error, "details", error.__str__)()
+        raise click.ClickException(f"{options.address}: {details}") from error
     if len(reports) > 1:
         click.echo(rates_table(reports))
     save(options, reports)
@@ -67,10 +67,6 @@ def work_of(options: ServeOptions) -> ModelWork | None:
     if bool(options.mfu_model) != bool(options.peak_tflops):
         raise ValueError("--mfu-model and --peak-tflops must be given together")
     return shape_of(options.mfu_model).work() if options.mfu_model else None
-
-
-def explained(error: grpc.RpcError) -> str:
-    return str(getattr(error, "details", lambda: error)())
 
 
 async def measure(options: ServeOptions, workload: WorkloadOptions, sampling: dict[str, Any]) -> list[Report]:
@@ -125,19 +121,7 @@ async def run_once(
     before = await backend.acceptance()
     with tqdm(total=len(requests), unit="req", disable=not sys.stderr.isatty()) as progress:
         outcomes = await Generator(backend, options.max_concurrency).send(requests, lambda _: progress.update())
-    run = RunOptions(
-        backend=backend.name,
-        model=model,
-        request_rate=math.inf if workload.request_rate is None else workload.request_rate,
-        burstiness=workload.burstiness,
-        max_concurrency=options.max_concurrency,
-        label=options.label,
-        slo=parse_slo(options.goodput),
-        percentiles=options.metric_percentiles,
-        metrics=options.percentile_metrics,
-        work=work_of(options),
-        peak_flops=TERA * options.peak_tflops,
-    )
+    run = RunOptions(options, workload, model, work_of(options))
     report = report_of(run, outcomes, (await backend.acceptance()).since(before))
     click.echo(block(report))
     warn(outcomes)
@@ -160,11 +144,8 @@ def warn(outcomes: Sequence[RequestOutcome]) -> None:
             f"the worst {1000 * worst:.0f} ms; latencies count from when they were due",
             err=True,
         )
-    reasons: dict[str, int] = {}
-    for outcome in outcomes:
-        if not outcome.succeeded:
-            reasons[outcome.error or "no output"] = reasons.get(outcome.error or "no output", 0) + 1
-    for reason, count in sorted(reasons.items(), key=lambda item: -item[1])[:5]:
+    reasons = Counter(outcome.error or "no output" for outcome in outcomes if not outcome.succeeded)
+    for reason, count in reasons.most_common(5):
         click.echo(f"{count} failed: {reason}", err=True)
 
 
@@ -176,14 +157,14 @@ def rates_table(reports: Sequence[Report]) -> str:
 
 
 def _row(report: Report) -> tuple[str, ...]:
-    done, seconds = len(report.completed), report.duration or math.inf
-    tokens = sum(outcome.num_output_tokens for outcome in report.completed)
+    values, good = figures(report), rate(report.num_good, report.duration)
     ttft, itl, tpot, e2el = (report.summaries[name] for name in ("ttft", "itl", "tpot", "e2el"))
     times = (ttft.median, ttft.percentiles[90.0], ttft.percentiles[99.0], itl.median, itl.percentiles[99.0],
              tpot.median, e2el.median)  # fmt: skip
     return (
-        f"{report.options.request_rate:g}", str(done), str(len(report.outcomes) - done), f"{done / seconds:.2f}",
-        f"{report.num_good / seconds:.2f}", f"{tokens / seconds:.0f}", *(f"{1000 * time:.1f}" for time in times),
+        f"{report.options.request_rate:g}", str(values["completed"]), str(values["failed"]),
+        f"{values['request_throughput']:.2f}", f"{good:.2f}", f"{values['output_throughput']:.0f}",
+        *(f"{1000 * time:.1f}" for time in times),
     )  # fmt: skip
 
 

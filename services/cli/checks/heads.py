@@ -20,10 +20,9 @@ def check_head(settings: Settings, spec: ModelSpec) -> tuple[Finding, Checkpoint
     model = _directory(settings.engine.model)
     directory = _directory(named) if named else model
     if directory is None or model is None:
-        wrong = why_no_directory(named or settings.engine.model)
-        text = f"{named} will be downloaded from the Hugging Face hub"
-        note = Finding("note", "draft", text)
-        return note if wrong is None else Finding("wrong", "draft", f"draft={draft}: {wrong}"), None
+        if wrong := why_no_directory(named or settings.engine.model):
+            return Finding("wrong", "draft", f"draft={draft}: {wrong}"), None
+        return Finding("note", "draft", f"{named} will be downloaded from the Hugging Face hub"), None
     try:
         head = read_head(draft, directory, model, spec)
         tensors = _checked(head, directory, spec)

@@ -99,7 +99,7 @@ def check_model(name: str, subject: str, settings: EngineSettings) -> tuple[Find
     if directory is None:
         return _ask_hub(name, subject), None
     try:
-        facts = read_checkpoint(directory, settings.load_format, settings=settings)
+        facts = read_checkpoint(directory, settings)
     except ModelError as error:
         return Finding("wrong", subject, str(error)), None
     size = f"{facts.num_bytes / 1e6:.1f} MB of weights" if facts.num_bytes else "random weights"
@@ -119,17 +119,17 @@ def _ask_hub(name: str, subject: str) -> Finding:
     return Finding("wrong", subject, f"{subject} {name!r} {text}")
 
 
-def read_checkpoint(directory: Path, load_format: str, *, settings: EngineSettings | None = None) -> CheckpointFacts:
+def read_checkpoint(directory: Path, settings: EngineSettings) -> CheckpointFacts:
     """Raises ModelError where a file is absent, not whole, or of a kind that is not served."""
     absent = [name for name in ("config.json", "tokenizer.json") if not (directory / name).is_file()]
-    if load_format != "dummy" and not any(directory.glob("*.safetensors")):
+    if settings.load_format != "dummy" and not any(directory.glob("*.safetensors")):
         absent.append("*.safetensors")
     if absent:
         others = (words for pattern, words in OTHER_FORMATS.items() if any(directory.glob(pattern)))
         there = next((f"; it has {words}, which are not served: convert them to safetensors" for words in others), "")
         raise ModelError(f"{directory} lacks {', '.join(absent)}{there}")
     spec = read_config(directory)
-    if load_format == "dummy":
+    if settings.load_format == "dummy":
         return CheckpointFacts(spec, 0, 0)
     quantisation = read_quantisation(directory)
     headers = [(path, _read_header(path)) for path in _tensor_files(directory)]
@@ -141,7 +141,7 @@ def read_checkpoint(directory: Path, load_format: str, *, settings: EngineSettin
         name: StoredTensor(entry.dtype, entry.shape, path) for path, header in headers for name, entry in header.items()
     }
     inventory = take_inventory(directory, spec, quantisation, found)
-    kept = KeptMatrices() if settings is None else kept_matrices(settings, spec, inventory)
+    kept = kept_matrices(settings, spec, inventory)
     return CheckpointFacts(
         spec,
         num_bytes,

@@ -32,7 +32,8 @@ def examine(
 ) -> Iterator[Finding]:
     """All findings about a deployment with so many replicas, subject by subject."""
     yield from examine_model(settings, workers=workers)
-    yield from check_executor(settings)
+    if settings.engine.executor == "ray":
+        yield Finding("ok", "ray", "the package is installed") if has_ray() else Finding("wrong", "ray", NEEDS_RAY)
     yield from check_access(settings)
     yield from check_ports(settings, gateways)
     yield from check_directories(settings, log_dir)
@@ -46,18 +47,16 @@ def examine_model(settings: Settings, *, workers: int = 1) -> Iterator[Finding]:
     if facts is not None:
         if settings.speculation.has_head:
             found, head = check_head(settings, facts.spec)
+        elif settings.speculation.draft == "off":
+            found = check_brought(settings, facts.spec)
         yield from check_ranks(settings, facts)
         if settings.engine.executor != "ray":  # else its memory is that of other nodes
             yield from check_memory(settings, facts, workers=workers, head=head)
     if settings.speculation.draft == "ngram":
         yield Finding("ok", "draft", "prompt lookup")
-    elif settings.speculation.draft == "off":
-        if facts is not None and (brought := check_brought(settings, facts.spec)) is not None:
-            yield brought
-    elif settings.speculation.has_head:
-        if found is not None:
-            yield found
-    else:
+    elif found is not None:
+        yield found
+    elif settings.speculation.has_service:
         finding, facts = check_model(settings.speculation.draft, "draft", settings.engine)
         yield finding
         if facts is not None:
@@ -76,12 +75,6 @@ def check_ranks(settings: Settings, facts: CheckpointFacts) -> Iterator[Finding]
         how = f"in {stages} stages, each of {ranks} together"
     if engine.ranks > 1:
         yield Finding("wrong" if why else "ok", "ranks", why or f"{engine.ranks} processes compute the model {how}")
-
-
-def check_executor(settings: Settings) -> Iterator[Finding]:
-    """Whether what places ranks is installed."""
-    if settings.engine.executor == "ray":
-        yield Finding("ok", "ray", "the package is installed") if has_ray() else Finding("wrong", "ray", NEEDS_RAY)
 
 
 def check_access(settings: Settings) -> Iterator[Finding]:

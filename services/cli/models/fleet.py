@@ -116,9 +116,7 @@ class Fleet:
     def begin(self, replicas: Mapping[str, int], models: list[FurtherModel]) -> None:
         """Add the roles of all models, before the supervisor starts any.  `replicas`: of the first model's workers and
         drafts, which have their roles already."""
-        first = self._settings.first
-        label = first.engine.model_name
-        self.keeper.add(self._kept(FIRST, label, first, replicas))
+        self.keeper.add(self._kept(FIRST, self._settings.first, replicas))
         for model in models:
             self._settings.add(model)
             self._supervisor.children += [ChildProcess(role) for role in self._keep(model)]
@@ -143,7 +141,7 @@ class Fleet:
             elif order.action == "swap":
                 yield from self._swap(order, say)
             else:
-                for line in table((model, self._checkpoint(model.name)) for model in self.keeper.models.values()):
+                for line in table(self.keeper.models.values()):
                     say(line)
         except ConfigError as error:
             raise OrderFailedError(str(error)) from error
@@ -156,9 +154,6 @@ class Fleet:
                 return model
         served = ", ".join(model.label for model in self.keeper.models.values())
         raise OrderFailedError(f"there is no model {name!r}; there are: {served}")
-
-    def _checkpoint(self, name: str) -> str:
-        return self._settings.served[name].model if name else self._settings.first.engine.model
 
     def _add(self, model: FurtherModel, say: Callable[[str], None]) -> Iterator[None]:
         if self._settings.first.deployment.transport != "ipc":
@@ -213,7 +208,7 @@ class Fleet:
     def _dismiss(self, name: str) -> Iterator[None]:
         """End a model's processes and forget it."""
         self._settings.publish(without=name)
-        self.keeper.forget(name)
+        self.keeper.models.pop(name, None)
         while children := [child for child in self._supervisor.children if child.role.model == name]:
             for child in children:
                 if not child.is_leaving:
@@ -254,7 +249,7 @@ class Fleet:
         """Keep a model; the roles with which it begins."""
         settings = settings_of_model(self._settings.first, model)
         drafts = int(settings.speculation.has_service)
-        kept = self._kept(model.name, model.name, settings, {"worker": model.workers, "draft": drafts})
+        kept = self._kept(model.name, settings, {"worker": model.workers, "draft": drafts})
         self.keeper.add(kept, asleep=model.asleep)
         roles = [Role(service, 0, model.name) for service in SERVICES]
         if kept.state is not Wakefulness.ASLEEP:
@@ -262,7 +257,6 @@ class Fleet:
             roles += [Role(service, index, model.name) for service, count in counts for index in range(count)]
         return roles
 
-    def _kept(self, name: str, label: str, settings: Settings, replicas: Mapping[str, int]) -> KeptModel:
-        own = settings.models
-        directory = self._settings.activity_dir(name)
-        return KeptModel(name, label, directory, dict(replicas), own.sleep_after, own.pinned)
+    def _kept(self, name: str, settings: Settings, replicas: Mapping[str, int]) -> KeptModel:
+        engine, own, directory = settings.engine, settings.models, self._settings.activity_dir(name)
+        return KeptModel(name, engine.model_name, engine.model, directory, dict(replicas), own.sleep_after, own.pinned)

@@ -13,6 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from services.cli.supervisor import ChildProcess, Supervisor
+from services.cli.tables import columns
 from shared.activity import Activity, mark_asleep, read_activity
 
 COMPUTING = ("worker", "draft")  # the services that hold a model in memory
@@ -38,6 +39,7 @@ class KeptModel:
 
     name: str  # empty: the first one, as in roles
     label: str  # what requests call it
+    checkpoint: str
     directory: Path  # of shared.activity
     replicas: dict[str, int]  # of COMPUTING, when awake
     sleep_after: float = 0.0
@@ -82,9 +84,6 @@ class ModelKeeper:
         self._enter(model, Wakefulness.ASLEEP if asleep else Wakefulness.WAKING)
         self.models[model.name] = model
 
-    def forget(self, name: str) -> None:
-        self.models.pop(name, None)
-
     # -- orders
 
     def wake(self, name: str) -> None:
@@ -127,7 +126,9 @@ class ModelKeeper:
             if not self._has_room:
                 self._make_room(now)
                 return
-            self._begin_to_wake(model)
+            self._enter(model, Wakefulness.WAKING)
+            for service, count in model.replicas.items():
+                self._supervisor.scale(service, count, model.name)
 
     def _look(self, model: KeptModel, now: float) -> None:
         said = read_activity(model.directory)
@@ -183,11 +184,6 @@ class ModelKeeper:
             for child in present:
                 self._supervisor.dismiss(child)
 
-    def _begin_to_wake(self, model: KeptModel) -> None:
-        self._enter(model, Wakefulness.WAKING)
-        for service, count in model.replicas.items():
-            self._supervisor.scale(service, count, model.name)
-
     def _go_on_waking(self, model: KeptModel) -> None:
         present = self._computing(model)
         is_late = self._clock() - model.since > LOAD_SECONDS
@@ -220,12 +216,11 @@ class ModelKeeper:
             model.is_ordered = False
 
 
-def table(models: Iterable[tuple[KeptModel, str]]) -> list[str]:
-    """What `pageant model list` prints of models and their checkpoints."""
+def table(models: Iterable[KeptModel]) -> list[str]:
+    """What `pageant model list` prints of models."""
     rows = [("MODEL", "STATE", "WORKERS", "REQUESTS", "CHECKPOINT")]
-    for model, checkpoint in models:
+    for model in models:
         said = model.activity
         state = f"{model.state}, pinned" if model.pinned else str(model.state)
-        rows.append((model.label, state, str(said.num_workers), str(said.num_requests), checkpoint))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        rows.append((model.label, state, str(said.num_workers), str(said.num_requests), model.checkpoint))
+    return columns(rows, left=range(len(rows[0])))

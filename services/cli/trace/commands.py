@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from services.cli.help import command
+from services.cli.help import SectionedCommand
 from services.cli.trace.logs import STANDARD_INPUT, Logs, align, gather, read
 from services.cli.trace.requests import RequestTrace
 from services.cli.trace.where import WhereError, check_name, parse_where
@@ -19,7 +19,7 @@ MAX_LISTED = 50
 writable = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
-@command("trace")
+@click.command("trace", cls=SectionedCommand)
 @click.argument("request", required=False)
 @click.option(
     "--logs",

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from datetime import datetime
+from fileinput import hook_compressed
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
@@ -30,18 +30,18 @@ _decoder = msgspec.json.Decoder(dict[str, Any])
 class StepSpan(msgspec.Struct, frozen=True):
     """One step of a worker.  Two are in flight at a time: it is drawn from the end of the one before."""
 
-    worker: str
-    step_id: int
     start: float  # Unix seconds
     end: float
-    num_tokens: int
-    num_prefill_tokens: int
-    num_draft_tokens: int
-    num_running: int
-    num_waiting: int
-    num_used_blocks: int
-    num_blocks: int
-    sequences: list[list[Any]]  # (request id, index, tokens) of each
+    worker: str = ""
+    step_id: int = 0
+    num_tokens: int = 0
+    num_prefill_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    num_used_blocks: int = 0
+    num_blocks: int = 0
+    sequences: list[list[Any]] = []  # (request id, index, tokens) of each
 
 
 COUNTS = tuple(name for name in StepSpan.__struct_fields__ if name.startswith("num_"))
@@ -71,13 +71,10 @@ class Logs(msgspec.Struct):
         ended: dict[str, float] = {}
         spans = []
         for entry in sorted(self.step_lines, key=_end_of_step):
-            fields, end = entry.fields, _end_of_step(entry)
-            worker = str(fields.get("worker", ""))
+            worker, end = entry.fields.get("worker", ""), _end_of_step(entry)
             start = min(max(entry.time, ended.get(worker, entry.time)), end)
             ended[worker] = end
-            counts = {name: int(fields.get(name, 0)) for name in COUNTS}
-            sequences = [list(sequence) for sequence in fields.get("sequences", [])]
-            spans.append(StepSpan(worker, int(fields.get("step_id", 0)), start, end, **counts, sequences=sequences))
+            spans.append(msgspec.convert(entry.fields | {"start": start, "end": end}, StepSpan, strict=False))
         return spans
 
 
@@ -100,14 +97,8 @@ def _lines_of(source: str) -> Iterator[str]:
         return
     path = Path(source)
     for file in sorted(found for found in path.rglob("*") if found.is_file()) if path.is_dir() else [path]:
-        with _opened(file) as text:
+        with hook_compressed(file, "r", encoding="utf-8", errors="replace") as text:
             yield from text
-
-
-def _opened(path: Path) -> IO[str]:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8", errors="replace")
-    return path.open(encoding="utf-8", errors="replace")
 
 
 def parse(line: str) -> LogEntry | None:

@@ -290,7 +290,7 @@ def test_nothing_is_guessed_beyond_its_length(pair: Pair) -> None:
     link.close(0)
     link.close(1)
     link.tell({})
-    assert pair.proposer.num_free_blocks == pair.proposer._num_blocks
+    assert len(pair.proposer._free) == pair.proposer._num_blocks
 
 
 def small(pair: Pair, num_blocks: int) -> ModelProposer:
@@ -346,7 +346,7 @@ def test_what_cannot_be_read_is_lost_and_opened_again(pair: Pair) -> None:
     link.tell({1: 2})
     (answer,) = link.answers()
     assert (answer.lost_rows, answer.rows) == ([1], [])
-    assert pair.proposer.num_free_blocks == pair.proposer._num_blocks
+    assert len(pair.proposer._free) == pair.proposer._num_blocks
     sequence.token_ids[-1], sequence.is_open = 4, False
     assert link.ask({1: 2}) == {1: pair.expected(sequence, 2)}
 

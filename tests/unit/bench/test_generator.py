@@ -23,8 +23,6 @@ def request(time: float) -> LoadRequest:
 class Server:
     """Answers with two tokens, the first after `first` seconds; `stuck_until` holds everything up to that time."""
 
-    name = "fake"
-
     def __init__(self, first: float = 0.0, stuck_until: float = 0.0, fails: frozenset[float] = frozenset()) -> None:
         self.first, self.stuck_until, self.fails = first, stuck_until, fails
         self.num_open = self.most_open = 0

@@ -15,7 +15,7 @@ from services.cli.bench.report import RunOptions, as_json, block, figures, repor
 from services.cli.bench.serve import loads, rates_table, save, work_of
 from services.cli.workloads import WorkloadOptions, requests_of
 from shared.errors import ConfigError
-from shared.metrics import Acceptance, ModelWork, Slo, Timeline
+from shared.metrics import Acceptance, ModelWork, Timeline
 
 KEYS = {
     "date", "endpoint_type", "backend", "label", "model_id", "tokenizer_id", "num_prompts", "request_rate",
@@ -38,10 +38,8 @@ def outcome(start: float, *times: float, sent: float | None = None, prompt: int 
     )
 
 
-OPTIONS = RunOptions(
-    backend="pageant-grpc", model="m", request_rate=2.0, burstiness=1.0, max_concurrency=0, slo=Slo(ttft=0.25),
-    percentiles=(99.0,), metrics=("ttft", "tpot", "itl", "e2el"),
-)  # fmt: skip
+HOW = ServeOptions(goodput=("ttft:250",), percentile_metrics=("ttft", "tpot", "itl", "e2el"))
+OPTIONS = RunOptions(HOW, WorkloadOptions(request_rate=2.0), "m")
 OUTCOMES = [outcome(0.0, 0.2, 0.4, 0.6), outcome(0.5, 1.0, 1.1), outcome(1.0)]
 
 
@@ -68,9 +66,8 @@ def test_queries_per_minute_and_of_serial_use() -> None:
 
 def test_time_between_tokens_has_a_gap_for_each_token() -> None:
     line = Timeline(0.0, [0.2, 0.5], [1, 3])
-    report = report_of(
-        msgspec.structs.replace(OPTIONS, metrics=("tbt",)), [RequestOutcome(line, end=0.5)], Acceptance()
-    )
+    options = RunOptions(ServeOptions(percentile_metrics=("tbt",)), OPTIONS.load, "m")
+    report = report_of(options, [RequestOutcome(line, end=0.5)], Acceptance())
     assert report.summaries["itl"].mean == pytest.approx(0.3)
     assert report.summaries["tbt"].mean == pytest.approx(0.1), "one gap of 0.3 s and two of 0"
     assert "Mean TBT (ms):                           100.00" in block(report).splitlines()
@@ -79,7 +76,7 @@ def test_time_between_tokens_has_a_gap_for_each_token() -> None:
 def test_mfu_counts_each_token_that_was_computed_once() -> None:
     """10 prompt tokens of which 4 are cached, and 3 sampled: 8 tokens are computed, which meet 5 + ... + 12 keys."""
     work = ModelWork(num_matrix_params=100, num_head_params=10, num_query_features=2, kv_bytes_per_token=4)
-    options = msgspec.structs.replace(OPTIONS, work=work, peak_flops=1e5)
+    options = RunOptions(msgspec.structs.replace(HOW, peak_tflops=1e-7), OPTIONS.load, "m", work)
     report = report_of(options, [outcome(0.0, 0.2, 0.4, 0.5)], Acceptance())
     done = 2 * (100 * 8 + 10 * 3) + 4 * 2 * sum(range(5, 13))
     assert figures(report)["mfu"] == pytest.approx(done / (0.5 * 1e5))
@@ -114,7 +111,7 @@ def test_the_json_has_the_keys_that_scripts_read() -> None:
     assert detailed["itls"][0] == pytest.approx([0.2, 0.2])
     assert plain["spec_decode_acceptance_rate"] == pytest.approx(55)
     assert json.loads(msgspec.json.encode(detailed))["completed"] == 2
-    assert as_json(report_of(msgspec.structs.replace(OPTIONS, request_rate=math.inf), OUTCOMES, Acceptance()),
+    assert as_json(report_of(RunOptions(HOW, WorkloadOptions(), "m"), OUTCOMES, Acceptance()),
                    detailed=False)["request_rate"] == "inf"  # fmt: skip
 
 
@@ -175,7 +172,7 @@ def test_plots_are_pictures(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="plots need matplotlib")
     from services.cli.plots import plot_measured
 
-    reports = [report_of(msgspec.structs.replace(OPTIONS, request_rate=rate), OUTCOMES, Acceptance())
+    reports = [report_of(RunOptions(HOW, WorkloadOptions(request_rate=rate), "m"), OUTCOMES, Acceptance())
                for rate in (1.0, 2.0, math.inf)]  # fmt: skip
     plot_measured(reports, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

@@ -17,7 +17,7 @@ from services.cli.checks.settings import examine, examine_model
 from services.cli.cluster import on_cluster
 from services.cli.main import main
 from services.cli.processes import Starter
-from services.cli.serve import Waits
+from services.cli.serve import JoinProgress
 from services.cli.supervisor import ChildProcess, Role, Supervisor
 from shared.actor.status import write_waits
 from shared.config import Settings, load_configuration
@@ -116,12 +116,11 @@ def test_what_a_process_waits_for_is_said_once_and_again_when_it_changes() -> No
     words, now = {"worker-1": ""}, [0.0]
     supervisor = Supervisor([Role("worker", 0), Role("worker", 1)], lambda _: _never(), report=said.append)
     starter: Any = SimpleNamespace(waits_for=lambda child: words.get(child.role.name, ""))
-    fulfilment: Any = SimpleNamespace(say=said.append)
-    waits = Waits(supervisor, starter, fulfilment, lambda: now[0])
+    progress = JoinProgress(supervisor, starter, said.append, lambda: now[0])
     for one in ("", "no CPU", "no CPU", "no GPU", "", "no GPU"):
         words["worker-1"] = one
-        waits.poll()
-        waits.poll()  # too soon to look again
+        progress.poll()
+        progress.poll()  # too soon to look again
         now[0] += 10
     line = "worker-1 waits for a place: no"
     assert said == [f"{line} CPU", f"{line} GPU", f"{line} GPU"]

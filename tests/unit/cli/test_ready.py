@@ -56,7 +56,7 @@ def test_it_is_not_said_before_all_have_joined(capsys: pytest.CaptureFixture[str
     supervisor.start()
     starter: Any = Joining()
     now = [0.0]
-    waiting = serve.Waiting(supervisor, starter, clock=lambda: now[0])
+    waiting = serve.JoinProgress(supervisor, starter, lambda _: None, lambda: now[0])
     starter.joined |= {"gateway-0", "worker-0"}
     assert not waiting.is_over() and not capsys.readouterr().err
     now[0] = serve.FIRST_WORD

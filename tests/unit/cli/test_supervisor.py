@@ -11,7 +11,7 @@ from services.cli.supervisor import (
     MAX_DELAY,
     STOP,
     ChildProcess,
-    RestartFailedError,
+    OrderFailedError,
     Role,
     Supervisor,
     rolling_restart,
@@ -232,7 +232,7 @@ def test_a_successor_is_ready_before_its_predecessor_leaves() -> None:
 
 def test_a_successor_that_is_never_ready_ends_the_restart_and_nobody_leaves() -> None:
     stage = Stage(Role("tokenizer"), GATEWAY)
-    with pytest.raises(RestartFailedError, match="tokenizer-0"):
+    with pytest.raises(OrderFailedError, match="tokenizer-0"):
         Restart(stage, "tokenizer", "gateway", turns=10**6).run(seconds=10)
     assert stage.events == ["ask tokenizer-0"], "the successor"
     stage.after(0)

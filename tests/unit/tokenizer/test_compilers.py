@@ -327,7 +327,7 @@ async def test_who_has_worked_for_long_rests_and_is_reaped_all_the_same() -> Non
     )
     await pool.compile(Grammar(K.JSON_OBJECT))
     child = pool._idle.get_nowait()
-    pool._release(child, 60.0)
+    pool.release(child, 60.0)
     pool.patience = 0.2
     with pytest.raises(RequestError) as caught:
         await pool.compile(Grammar(K.REGEX, "a", "f"))

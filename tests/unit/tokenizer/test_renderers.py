@@ -142,7 +142,7 @@ async def test_waiting_for_a_renderer_is_bounded() -> None:
     async with pool(ON_DEMAND, timeout=0.3) as renderers:
         stuck = asyncio.create_task(renderers.render([ChatMessage("user", "loop")]))
         await asyncio.sleep(0)
-        renderers.timeout = 0.1
+        renderers.patience = renderers.timeout = 0.1
         with pytest.raises(RequestError) as caught:
             await renderers.render(HELLO)
         assert caught.value.code is RejectCode.UNAVAILABLE
@@ -157,7 +157,7 @@ async def test_a_child_that_dies_is_replaced() -> None:
         child.kill()
         with pytest.raises(RequestError):
             await renderers.render(HELLO)
-        renderers.timeout = 10
+        renderers.patience = renderers.timeout = 10
         assert await renderers.render(HELLO) == "hello"
 
 
