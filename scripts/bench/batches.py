@@ -225,7 +225,3 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         outcome = perform(Path(directory), BatchOrder(arguments.lines, arguments.gap, seed=arguments.seed))
     return finish(lines(outcome), check=arguments.check, title="A batch under kills")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

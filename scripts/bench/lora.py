@@ -29,9 +29,8 @@ from engine.execution.pending_result import PendingResult
 from engine.execution.runner import ModelRunner
 from engine.loading.load import load_runner
 from scripts.bench.common.adapters import write_adapter
-from scripts.bench.common.models import write_config, write_weights
+from scripts.bench.common.models import ensure
 from scripts.bench.common.report import Result, bench_parser, finish
-from scripts.bench.common.specs import SPECS
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.policy import Policy
 from services.worker.adapters import AdapterLoading
@@ -222,10 +221,7 @@ def main() -> int:
     count = max(TARGETS)
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
-        base = directory / "base"
-        base.mkdir()
-        write_config(base, SPECS[args.model])
-        write_weights(base, SPECS[args.model])
+        ensure(base := directory / args.model, args.model)
         paths = [
             write_adapter(base, directory / f"a{seed}", seed=seed, rank=args.rank, dtype=torch.bfloat16)
             for seed in range(count)

@@ -22,7 +22,6 @@ import random
 import signal
 import tempfile
 import time
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -33,7 +32,7 @@ import grpc
 from protos.pageant.v1 import inference_pb2, inference_pb2_grpc
 from scripts.bench import data_link, handovers
 from scripts.bench.common.deployment import ServedDeployment
-from scripts.bench.common.models import ensure
+from scripts.bench.common.models import kept
 from scripts.bench.common.proc import processor
 from scripts.bench.common.report import Result, bench_parser, finish
 
@@ -157,11 +156,8 @@ def main() -> int:
         rows = [row for name in args.types.split(",") for row in handovers.measure(name, handovers.TYPES[name])]
         return finish(rows, check=args.check, title=f"what passes between workers; {processor()}")
     random_ids = random.Random(7)
-    folder = tempfile.TemporaryDirectory() if args.models is None else nullcontext(args.models)
-    with folder as models, tempfile.TemporaryDirectory() as blocks:
-        made = Path(models) / "S"
-        ensure(made, "S")
-        settings: dict[str, Any] = {"model": str(made), "dtype": args.dtype, "draft": "off", "store_memory": 4 << 30}
+    with kept(args.models, "S") as model, tempfile.TemporaryDirectory() as blocks:
+        settings: dict[str, Any] = {"model": str(model), "dtype": args.dtype, "draft": "off", "store_memory": 4 << 30}
         settings |= {
             "verify_fetches": 0,
             "max_model_len": args.tokens + 64,
@@ -176,7 +172,3 @@ def main() -> int:
                 ]
     rows = [*report(found, args.tokens), *data_link.measure()]
     return finish(rows, check=args.check, title=f"what a store is worth; {processor()}")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -191,7 +191,3 @@ def main() -> int:
         more = f"to the token {most / 2} more, {most / 2 / rest:.2%} of the rest"
         print(f"  blocks of {size:2}: {more}; at most {most / rest:.2%}")
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
