@@ -16,7 +16,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,32 +25,19 @@ from statistics import median
 import structlog
 import torch
 
-from engine.execution.pending_result import PendingResult
 from engine.execution.runner import ModelRunner
 from engine.loading.load import load_runner
 from scripts.bench.common.adapters import write_adapter
+from scripts.bench.common.core import asked, core_of, steps
 from scripts.bench.common.models import ensure
 from scripts.bench.common.report import Result, bench_parser, finish
-from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.policy import Policy
 from services.worker.adapters import AdapterLoading
 from shared.config import Settings
-from shared.messages import (
-    Adapter,
-    AdaptersHeld,
-    AddRequest,
-    LoadAdapter,
-    RequestHeader,
-    StepPlan,
-    StepResult,
-    UnloadAdapter,
-)
+from shared.messages import Adapter, AdaptersHeld, LoadAdapter, UnloadAdapter
 from shared.metrics import percentile
-from shared.packing import pack_tokens
-from shared.sampling import GenerationDefaults, SamplingParams
 
 STREAMS, PROMPT = 32, 16
-IN_FLIGHT = 2  # steps
 TARGETS = {1: 0.90, 8: 0.85, 32: 0.80}  # of the base's tokens per second, by adapters
 LOAD_TARGET = 100.0  # milliseconds, from the order to the first step
 NUM_LOADS = 8  # of a round
@@ -70,9 +57,7 @@ class Deployment:
 
     def __init__(self, settings: Settings) -> None:
         self.runner: ModelRunner = load_runner(settings)
-        self.core = Scheduler(Policy(enable_prefix_caching=False))
-        self.core.set_detokenizers(["d"])
-        self.core.add_worker("w", 1, self.runner.capacity)
+        self.core = core_of(self.runner.capacity, Policy(enable_prefix_caching=False))
         self._num_asked = 0
 
     def load(self, name: str, path: Path) -> tuple[Adapter, float]:
@@ -110,7 +95,7 @@ class Deployment:
         awaited, begun, before = "", 0.0, 0.0
         reading: Future[list[AdaptersHeld]] | None = None
         with ThreadPoolExecutor(1) as thread:
-            for plan, _, launched in self._steps():
+            for plan, _, _, launched, _ in steps(self.core, self.runner):
                 if awaited and plan.admitted:
                     awaited = ""
                     found.first_steps.append(launched - begun)
@@ -132,42 +117,24 @@ class Deployment:
                     loading.apply(order)
                     reading = thread.submit(loading.turn)
         assert not left, "the streams ended before all adapters had come"
-        self.core.outbound.take_batches()
         return found
 
-    def _steps(self) -> Iterator[tuple[StepPlan, StepResult, float]]:
-        """Each with when it was launched.  One is launched before the result of the one before it, as in a worker."""
-        pending: deque[tuple[StepPlan, PendingResult, float]] = deque()
-        while True:
-            while len(pending) < IN_FLIGHT and (plan := self.core.schedule("w")):
-                pending.append((plan, self.runner.launch(plan), time.perf_counter()))
-            if not pending:
-                return
-            plan, launched, began = pending.popleft()
-            result = launched.finish()
-            self.core.apply("w", result)
-            yield plan, result, began
-
     def _ask(self, place: int, adapter: Adapter | None, num_tokens: int) -> str:
-        params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
         self._num_asked += 1
         prompt = [3 + (7 * place + index) % 1000 for index in range(PROMPT)]
-        header = RequestHeader(f"r{self._num_asked}", "g", adapter=adapter)
-        resolved = params.resolved(GenerationDefaults(), max_tokens=num_tokens)
-        self.core.add(AddRequest(header, resolved, pack_tokens(prompt), [0]), now=0.0)
-        return header.request_id
+        self.core.add(asked(f"r{self._num_asked}", prompt, adapter=adapter, max_tokens=num_tokens), now=0.0)
+        return f"r{self._num_asked}"
 
     def decode(self, adapters: Sequence[Adapter | None], num_tokens: int) -> float:
         """Tokens per second of as many streams, once all prompts are computed."""
         for place, adapter in enumerate(adapters):
             self._ask(place, adapter, num_tokens)
         begin, count = 0.0, 0
-        for plan, result, _ in self._steps():
+        for plan, result, *_ in steps(self.core, self.runner):
             if begin:
                 count += len(result.sampled_token_ids)
             elif max(plan.num_scheduled_tokens) == 1:
                 begin = time.perf_counter()
-        self.core.outbound.take_batches()
         return count / (time.perf_counter() - begin)
 
 
