@@ -8,7 +8,6 @@ every type of arithmetic: greedy and sampled requests, two samples of one prompt
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from typing import Any
 import grpc
 
 from protos.pageant.v1 import inference_pb2, inference_pb2_grpc
-from scripts.bench.common.deployment import ServedDeployment
+from scripts.bench.common.deployment import ServedDeployment, log_lines
 from scripts.bench.common.report import Result
 from services.cli.orders import send_order
 from shared.supervision import SupervisorOrder, desk_path
@@ -105,8 +104,7 @@ def run(
     with ServedDeployment(SETTINGS | settings, *options) as deployment:
         records = asyncio.run(generate(deployment, requests, meanwhile))
         time.sleep(0.5)  # for the last lines
-        lines = (deployment.log_dir / "scheduler-0.log").read_text(encoding="utf-8").splitlines()
-    return records, [json.loads(line) for line in lines if line.startswith("{")]
+        return records, list(log_lines(deployment.log_dir / "scheduler-0.log"))
 
 
 def num_differing(records: list[StreamRecord], wanted: list[StreamRecord]) -> tuple[int, int]:

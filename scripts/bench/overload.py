@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +35,7 @@ import uvloop
 
 from protos.pageant.v1 import inference_pb2_grpc
 from scripts.bench.common.clients import OPTIONS, ask
-from scripts.bench.common.deployment import LocalDeployment, with_stand_in
+from scripts.bench.common.deployment import LocalDeployment, log_lines, with_stand_in
 from scripts.bench.common.report import Result, bench_parser, finish
 from services.cli.bench.generator import Generator, RequestOutcome
 from shared.metrics import percentile
@@ -156,8 +155,7 @@ class Refusals:
 def logged_refusals(log: Path, sent_at: Mapping[str, float]) -> Refusals:
     """Of the calls with these labels."""
     found, received = Refusals(), dict[str, tuple[float, float]]()
-    for text in log.read_text(encoding="utf-8").splitlines():
-        line = json.loads(text) if text.startswith("{") else {}
+    for line in log_lines(log):
         sent = sent_at.get(line.get("label", ""))
         if sent is not None:
             received[line["request_id"]] = sent, datetime.fromisoformat(line["timestamp"]).timestamp()

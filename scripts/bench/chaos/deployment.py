@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,6 +18,7 @@ from typing import Any
 import grpc
 
 from scripts.bench.chaos.faults import Fault, FaultStage
+from scripts.bench.common.proc import tree
 from services.cli.processes import METRICS_PORTS, PLACES, Starter, start_fork_servers
 from services.cli.serve import free_port
 from services.cli.supervisor import KILL_AFTER, ChildProcess, Role, Supervisor
@@ -94,7 +94,7 @@ class ChaosDeployment(FaultStage):
 
     async def _harm_rank(self, fault: Fault) -> None:
         leaders = [child.pid for child in self.supervisor.cast("worker") if child.pid]
-        pids = [pid for one in leaders for pid in children_of(one)]
+        pids = [pid for one in leaders for pid in tree(one)[1:]]
         if not pids:
             return
         pid = pids[fault.which % len(pids)]
@@ -133,12 +133,6 @@ def settings_of(settings: Settings, num_prefill: int, role: Role) -> Settings:
 def read_page(url: str) -> str:
     with urllib.request.urlopen(url, timeout=2.0) as answer:  # of this host
         return str(answer.read().decode())
-
-
-def children_of(pid: int) -> list[int]:
-    """Processes that this one has started."""
-    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, check=False).stdout
-    return [int(word) for word in found.split()]
 
 
 @asynccontextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from typing import Any, Self
 import grpc
 
 from protos.pageant.v1 import control_pb2, control_pb2_grpc, inference_pb2_grpc
-from scripts.bench.common.proc import ProcessUsage, command, tree, tree_cpu_seconds, usage
+from scripts.bench.common.proc import ProcessUsage, service_pids, tree, tree_cpu_seconds, usage
 from scripts.bench.common.tokens import MODEL
 from services.cli.client import TerminalClient
 from services.cli.processes import last_words, start
@@ -107,6 +108,13 @@ def wait_until_serving(address: str, check: Callable[[], None]) -> None:
             time.sleep(0.05)
 
 
+def log_lines(log: Path) -> Iterator[dict[str, Any]]:
+    """What a service that logs JSON has said; without other lines, and one that is not written to its end yet."""
+    for text in log.read_text(encoding="utf-8").splitlines():
+        if text.startswith("{") and text.endswith("}"):
+            yield json.loads(text)
+
+
 def stop(children: Collection[subprocess.Popen[bytes]]) -> None:
     """End all kindly, then kill those that stay."""
     for child in children:
@@ -155,8 +163,12 @@ class ServedDeployment:
         self.address = f"{chosen.gateway.host}:{chosen.gateway.port}"
         self._log = path / "serve.log"
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("PAGEANT_")}
-        words = [sys.executable, "-m", "services.cli", "serve", "--log-dir", f"{path}/logs", *options]
-        self._serve = start(words, inherited | settings_environment(chosen), self._log)
+        self._environment = inherited | settings_environment(chosen)
+        self._words = [sys.executable, "-m", "services.cli", "serve", "--log-dir", f"{path}/logs", *options]
+        self._start()
+
+    def _start(self) -> None:
+        self._serve = start(self._words, self._environment, self._log)
         try:
             wait_until_serving(self.address, self._check)
         except BaseException:
@@ -180,8 +192,7 @@ class ServedDeployment:
 
     def pids(self, service: str = "") -> list[int]:
         """Of a service, or of all."""
-        pids = tree(self._serve.pid)[1:]
-        return [pid for pid in pids if command(pid).endswith(f"services.{service}")] if service else pids
+        return service_pids(self._serve.pid, service) if service else tree(self._serve.pid)[1:]
 
     def counts(self) -> Counter[str]:
         """What the scheduler has counted of drafts so far, by the names of its load."""
@@ -199,9 +210,17 @@ class ServedDeployment:
         try:
             self._serve.wait(SERVE_STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            self.signal_all(signal.SIGKILL)
-            self._serve.wait()
+            self._kill()
         self._directory.cleanup()
+
+    def begin_anew(self) -> None:
+        """Kill all at once; others go on at the same address, with the same folders."""
+        self._kill()
+        self._start()
+
+    def _kill(self) -> None:
+        self.signal_all(signal.SIGKILL)
+        self._serve.wait()
 
     def signal_all(self, number: signal.Signals) -> None:
         signal_all(tree(self._serve.pid), number)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from scripts.bench.common.proc import processor
+from scripts.bench.common.proc import processor, service_pids
 from services.cli.addresses import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -168,11 +168,8 @@ def _answer(stage: ScenePlayer, ask: list[str], file: str, in_the_middle: Callab
 
 def _kill(stage: ScenePlayer, server: subprocess.Popen[bytes]) -> float:
     """SIGKILL to the worker, which is a child of the server; returns when."""
-    listed = subprocess.run(
-        ["ps", "-o", "pid=,args=", "--ppid", str(server.pid)], capture_output=True, text=True, check=True
-    )
-    (pid,) = (line.split()[0] for line in listed.stdout.splitlines() if line.endswith("services.worker"))
-    os.kill(int(pid), signal.SIGKILL)
+    (pid,) = service_pids(server.pid, "worker")
+    os.kill(pid, signal.SIGKILL)
     at = stage.now()
     stage.show(OPERATOR, f"$ kill -9 {pid}    # the worker\n")
     return at
