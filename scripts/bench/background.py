@@ -20,13 +20,10 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
-from typing import Any
 
-import grpc
 import uvloop
 
-from protos.pageant.v1 import inference_pb2_grpc
-from scripts.bench.common.clients import OPTIONS, ask
+from scripts.bench.common.clients import Connections, ask
 from scripts.bench.common.deployment import LocalDeployment, with_worker
 from scripts.bench.common.quiet_gateway import BATCH_TENANT
 from scripts.bench.common.report import Result, bench_parser, finish
@@ -58,19 +55,15 @@ class TimesBeneath:
         self.firsts.append(1000 * (times[0] - outcome.timeline.start))
 
 
-class BatchAndStreams:
+class BatchAndStreams(Connections):
     """Interactive streams and batches, as clients of one gateway."""
 
     def __init__(self, address: str, num_tokens: int) -> None:
-        self._channels: list[Any] = [grpc.aio.insecure_channel(address, options=OPTIONS) for _ in range(2)]
-        self._stub, self._batch_stub = (inference_pb2_grpc.InferenceStub(channel) for channel in self._channels)
+        super().__init__(address, 2)
+        self._stub, self._batch_stub = self.stubs
         self._num_tokens = num_tokens
         self._num_asked = 0
         self.batch_tokens = 0
-
-    async def close(self) -> None:
-        for channel in self._channels:
-            await channel.close()
 
     async def stream(self, request: LoadRequest, outcome: RequestOutcome, clock: Callable[[], float]) -> None:
         """One interactive stream."""
@@ -107,9 +100,8 @@ class BatchAndStreams:
 
 
 async def measure(running: LocalDeployment, args: argparse.Namespace) -> dict[str, TimesBeneath]:
-    visitors = BatchAndStreams(running.address, args.tokens)
     figures = {INTERACTIVE: TimesBeneath(), BENEATH: TimesBeneath()}
-    try:
+    async with BatchAndStreams(running.address, args.tokens) as visitors:
         await visitors.play([0.05 * index for index in range(WARM_STREAMS)], 1)
         for number in range(args.rounds):
             bursts = arrival_times(round(args.bursts * args.seconds), args.bursts, 1.0, Random(number))
@@ -120,8 +112,6 @@ async def measure(running: LocalDeployment, args: argparse.Namespace) -> dict[st
                 for outcome in outcomes:
                     figures[name].add(outcome)
                 figures[name].batch_tokens += visitors.batch_tokens - before
-    finally:
-        await visitors.close()
     return figures
 
 

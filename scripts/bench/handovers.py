@@ -16,9 +16,8 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-import grpc
-
-from protos.pageant.v1 import inference_pb2, inference_pb2_grpc
+from protos.pageant.v1 import inference_pb2
+from scripts.bench.common.clients import Connections
 from scripts.bench.common.deployment import ServedDeployment, log_lines
 from scripts.bench.common.report import Result
 from services.cli.orders import send_order
@@ -86,10 +85,9 @@ async def generate(deployment: ServedDeployment, requests: list[Any], meanwhile:
         if not begun.is_set() and min(len(record.token_ids) for record in flat) >= BEGUN:
             begun.set()
 
-    async with grpc.aio.insecure_channel(deployment.address) as channel:
-        stub: Any = inference_pb2_grpc.InferenceStub(channel)
+    async with Connections(deployment.address) as made:
         pairs = zip(requests, records, strict=True)
-        tasks = [asyncio.create_task(collect(stub, request, some, note)) for request, some in pairs]
+        tasks = [asyncio.create_task(collect(made.stubs[0], request, some, note)) for request, some in pairs]
         if meanwhile is not None:
             await begun.wait()
             await asyncio.to_thread(meanwhile, deployment)

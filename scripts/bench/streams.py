@@ -17,14 +17,11 @@ import os
 import time
 from statistics import median
 from time import perf_counter
-from typing import Any
 
-import grpc
 import msgspec
 import uvloop
 
-from protos.pageant.v1 import inference_pb2_grpc
-from scripts.bench.common.clients import Received, ask, full_load, offered
+from scripts.bench.common.clients import Connections, Received, ask, full_load, offered
 from scripts.bench.common.core import WORKER, asked, core_of
 from scripts.bench.common.deployment import LocalDeployment, with_stand_in
 from scripts.bench.common.proc import ProcessUsage, usage
@@ -75,12 +72,11 @@ def added_to_first_token(address: str) -> list[Result]:
 async def through_the_chain(address: str, pause: float) -> list[float]:
     """Seconds to the first message of each of many requests, one at a time."""
     times = []
-    async with grpc.aio.insecure_channel(address) as channel:
-        stub: Any = inference_pb2_grpc.InferenceStub(channel)
+    async with Connections(address) as made:
         for seed in range(NUM_LONE):
             await asyncio.sleep(pause)
             start, first = perf_counter(), 0.0
-            async for _ in stub.Generate(ask(seed, LONE_TOKENS)):
+            async for _ in made.stubs[0].Generate(ask(seed, LONE_TOKENS)):
                 first = first or perf_counter() - start
             times.append(first)
     return times[NUM_LONE // 10 :]

@@ -20,7 +20,8 @@ from typing import Any, Self
 
 import grpc
 
-from protos.pageant.v1 import control_pb2, control_pb2_grpc, inference_pb2_grpc
+from protos.pageant.v1 import control_pb2, control_pb2_grpc
+from scripts.bench.common.clients import OPTIONS, Connections
 from scripts.bench.common.proc import ProcessUsage, service_pids, tree, tree_cpu_seconds, usage
 from scripts.bench.common.tokens import MODEL
 from services.cli.client import TerminalClient
@@ -33,7 +34,6 @@ READY_SECONDS = 300  # until all serve: a busy machine takes its time to load to
 STOP_SECONDS, SERVE_STOP_SECONDS = 10, 30
 REQUEST_SECONDS = 900
 NEVER = 1e6  # seconds: a deployment that is stopped by signal must not take its own silence for a death
-OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
 COUNTS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 
 Request = Any  # a pageant.v1.GenerateRequest
@@ -250,11 +250,10 @@ def signal_all(pids: Collection[int], number: signal.Signals) -> None:
 
 async def play(address: str, slots: Sequence[Sequence[Request]]) -> Played:
     """Every slot a stream at a time, one request after the other, all slots at once."""
-    async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
-        stub = inference_pb2_grpc.InferenceStub(channel)
-        await channel.channel_ready()
+    async with Connections(address) as made:
+        await made.channels[0].channel_ready()
         begin = time.perf_counter()
-        played = await asyncio.gather(*(_play_slot(stub, slot) for slot in slots))
+        played = await asyncio.gather(*(_play_slot(made.stubs[0], slot) for slot in slots))
         seconds = time.perf_counter() - begin
     return Played(begin, seconds, [answer for answers in played for answer in answers])
 

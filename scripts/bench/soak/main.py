@@ -54,16 +54,15 @@ class Came:
 
 async def soak(running: LocalDeployment, order: SoakOrder) -> Came:
     came = Came({}, Counter())
-    doors = Doors(running.address, running.settings.gateway.http_port)
     began = time.monotonic()
     watching = asyncio.create_task(_watch(running, came, order.sample))
     try:
-        await _visits(doors, order, came)
+        async with Doors(running.address, running.settings.gateway.http_port) as doors:
+            await _visits(doors, order, came)
     finally:
         came.seconds = time.monotonic() - began
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
-        await doors.close()
     running.check()
     return came
 
