@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,8 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
+
+from services.cli.addresses import free_port
 
 READY_SECONDS = 600  # also where other work shares the processors
 STOP_SECONDS = 20
@@ -60,7 +61,7 @@ class RemoteOpenAIServer:
 
     def __init__(self, model: str, vllm_serve_args: Sequence[str], **_: Any) -> None:
         self.host = "127.0.0.1"
-        self.port = _port_of(vllm_serve_args) or _free_port()
+        self.port = _port_of(vllm_serve_args) or free_port()
         self._directory = tempfile.TemporaryDirectory(prefix="pageant-vllm-")
         path = Path(self._directory.name)
         self._log = path / "serve.log"
@@ -185,10 +186,3 @@ def _flags(arguments: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
 def _port_of(arguments: Sequence[str]) -> int:
     return next((int(values[0]) for word, values in _flags(arguments) if word == "--port"), 0)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
