@@ -63,7 +63,7 @@ class GpuBench:
     def __init__(self, shape: GpuModelShape, directory: Path, ceilings: Ceilings, options: Options) -> None:
         self._shape, self._directory = shape, directory
         self._ceilings, self._options = ceilings, options
-        self._work = shape.work
+        self._work = shape.work()
 
     def part(self, name: str) -> list[Result]:
         measure: Callable[[], list[Result]] = getattr(self, name)
@@ -71,7 +71,7 @@ class GpuBench:
 
     def attention(self) -> list[Result]:
         problem = Problem(self._shape, KERNEL_SEQS, KERNEL_CONTEXT, "cuda")
-        per_layer = self._work.kv_bytes_per_token // self._shape.num_layers
+        per_layer = self._work.kv_bytes_per_token // self._shape.num_hidden_layers
         floor = KERNEL_SEQS * KERNEL_CONTEXT * per_layer / self._ceilings.bandwidth
         what = f"paged decode attention, batch {KERNEL_SEQS}, context {KERNEL_CONTEXT}: of copy bandwidth"
         lines = [Result(what, floor / seconds_in_graph(problem.triton()), at_least=KERNEL_SHARE)]
