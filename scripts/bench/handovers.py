@@ -16,8 +16,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from protos.pageant.v1 import inference_pb2
-from scripts.bench.common.clients import Connections
+from scripts.bench.common.clients import Connections, ask_of
 from scripts.bench.common.deployment import ServedDeployment, log_lines
 from scripts.bench.common.report import Result
 from services.cli.orders import send_order
@@ -53,16 +52,12 @@ def asks(shared: int, seed: int) -> list[Any]:
     prefix = chance.choices(range(4, 4000), k=shared)
     found = []
     for index in range(NUM_STREAMS):
-        request = inference_pb2.GenerateRequest(stream=inference_pb2.StreamOptions(return_token_ids=True))
-        request.token_ids.ids.extend([*prefix, *chance.choices(range(4, 4000), k=NUM_PROMPT - shared)])
-        sampling = request.sampling
-        sampling.max_tokens, sampling.ignore_eos, sampling.seed = NUM_TOKENS, True, index
-        sampling.temperature = 0.8 if index % 2 else 0.0
-        sampling.logprobs = 2
-        sampling.n = 2 if index == 3 else 1
-        if index == 5:
-            sampling.grammar.regex = "([a-z]+ )+"
-        found.append(request)
+        sampling = {
+            "max_tokens": NUM_TOKENS, "ignore_eos": True, "seed": index, "temperature": 0.8 if index % 2 else 0.0,
+            "logprobs": 2, "n": 2 if index == 3 else 1, "grammar": {"regex": "([a-z]+ )+"} if index == 5 else None,
+        }  # fmt: skip
+        ids = [*prefix, *chance.choices(range(4, 4000), k=NUM_PROMPT - shared)]
+        found.append(ask_of(ids, **sampling))
     return found
 
 

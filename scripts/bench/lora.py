@@ -57,14 +57,15 @@ class Deployment:
 
     def __init__(self, settings: Settings) -> None:
         self.runner: ModelRunner = load_runner(settings)
+        assert self.runner.adapters is not None
+        self._adapters = self.runner.adapters
         self.core = core_of(self.runner.capacity, Policy(enable_prefix_caching=False))
         self._num_asked = 0
 
     def load(self, name: str, path: Path) -> tuple[Adapter, float]:
         """The adapter, and the seconds that its loading took."""
-        assert self.runner.adapters is not None
         self.core.adapters.load(LoadAdapter(name, "g", name, str(path)))
-        loading = AdapterLoading(self.runner.adapters)
+        loading = AdapterLoading(self._adapters)
         begin = time.perf_counter()
         for _, order in self.core.adapters.take_orders():
             loading.apply(order)
@@ -76,10 +77,9 @@ class Deployment:
 
     def unload(self) -> None:
         """All of them."""
-        assert self.runner.adapters is not None
         for name in list(self.core.adapters.known):
             self.core.adapters.unload(UnloadAdapter(name, "g", name))
-        loading = AdapterLoading(self.runner.adapters)
+        loading = AdapterLoading(self._adapters)
         for _, order in self.core.adapters.take_orders():
             loading.apply(order)
             self.core.adapters.held(loading.turn()[0])
@@ -88,8 +88,7 @@ class Deployment:
     def come_and_go(self, paths: Sequence[Path | None], num_steps: int) -> Comings:
         """Beside streams of the base, one request after another of each of these adapters, which are loaded for it;
         None: of the base."""
-        assert self.runner.adapters is not None
-        loading, found, left = AdapterLoading(self.runner.adapters), Comings(), deque(paths)
+        loading, found, left = AdapterLoading(self._adapters), Comings(), deque(paths)
         for place in range(STREAMS - 1):
             self._ask(place, None, num_steps)
         awaited, begun, before = "", 0.0, 0.0

@@ -29,8 +29,9 @@ from typing import Any
 
 import grpc
 
-from protos.pageant.v1 import inference_pb2, inference_pb2_grpc
+from protos.pageant.v1 import inference_pb2_grpc
 from scripts.bench import data_link, handovers
+from scripts.bench.common.clients import ask_of
 from scripts.bench.common.deployment import ServedDeployment
 from scripts.bench.common.models import kept
 from scripts.bench.common.proc import processor
@@ -46,11 +47,7 @@ VOCAB = 8000  # that the made tokenizer has
 
 def first_token(address: str, token_ids: list[int]) -> tuple[float, int, int]:
     """Seconds to the first token, the token, and how many of the prompt were cached.  Raises grpc.RpcError."""
-    request = inference_pb2.GenerateRequest(stream=inference_pb2.StreamOptions(return_token_ids=True))
-    request.token_ids.ids.extend(token_ids)
-    request.sampling.max_tokens = 1
-    request.sampling.temperature = 0.0
-    request.sampling.ignore_eos = True
+    request = ask_of(token_ids, max_tokens=1, temperature=0.0, ignore_eos=True)
     with grpc.insecure_channel(address) as channel:
         grpc.channel_ready_future(channel).result(SERVE_SECONDS)
         stub: Any = inference_pb2_grpc.InferenceStub(channel)

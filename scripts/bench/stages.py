@@ -31,13 +31,7 @@ class Pipeline:
     """A group's steps, as the step thread of a worker makes them."""
 
     def __init__(self, runner: ModelRunner, num_stages: int) -> None:
-        self._runner = runner
-        self._num_stages = num_stages
-        self.begin()
-
-    def begin(self) -> None:
-        """With plans from the first on."""
-        self._steps = PipelinedComputation(self._runner, StepWatch(), self._num_stages)
+        self._steps = PipelinedComputation(runner, StepWatch(), num_stages)
 
     def run(self, plans: list[StepPlan]) -> list[StepResult]:
         """Of which no one needs another one's result."""

@@ -13,9 +13,8 @@ from collections import Counter
 from pathlib import Path
 
 from scripts.vllm_http.checkpoint import make_all
-from scripts.vllm_http.plugin_names import OUTCOMES, SOURCE
 from scripts.vllm_http.reasons import FILES, is_http, reason_of
-from scripts.vllm_http.server import MODEL
+from scripts.vllm_http.server import MODEL, OUTCOMES, SOURCE
 
 TREE = Path(__file__).parents[2]
 TEST_SECONDS = 300

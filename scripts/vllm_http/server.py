@@ -29,6 +29,8 @@ EMBEDDER = "PAGEANT_VLLM_EMBEDDER"  # one of so many components
 EMBEDDERS = ("intfloat/multilingual-e5-small",)  # as this has
 REASONER = "PAGEANT_VLLM_REASONER"  # one that thinks, where a test's server has a reasoning parser
 LOGS = "PAGEANT_VLLM_LOGS"  # a folder in which the logs of all servers are kept, one file for each
+OUTCOMES = "PAGEANT_VLLM_OUTCOMES"  # the file in which outcomes are kept, as JSON by test
+SOURCE = "PAGEANT_VLLM_SOURCE"  # an unpacked source distribution of vLLM
 MODEL = "PAGEANT_VLLM_MODEL"  # in the environment: the checkpoint that is served in place of the one that a test names
 
 FLAGS = {  # of `vllm serve`, whose value a setting of Pageant's takes

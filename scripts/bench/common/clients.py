@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol, Self, TypeVar
 
 import grpc
@@ -23,6 +23,7 @@ import uvloop
 
 from protos.pageant.v1 import inference_pb2, inference_pb2_grpc
 from scripts.bench.common.tokens import Speech
+from shared.client.client import sampling_proto
 
 PROMPT_WORDS = 24
 OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
@@ -132,6 +133,12 @@ def ask(seed: int, num_tokens: int) -> Any:
     request.sampling.seed, request.sampling.max_tokens = seed, num_tokens
     request.sampling.temperature, request.sampling.ignore_eos = 0.0, True
     return request
+
+
+def ask_of(token_ids: Iterable[int], **sampling: Any) -> Any:
+    """A request with these tokens as its prompt, whose answer tells its tokens."""
+    chosen, stream = sampling_proto(sampling), inference_pb2.StreamOptions(return_token_ids=True)
+    return inference_pb2.GenerateRequest(token_ids={"ids": token_ids}, stream=stream, sampling=chosen)
 
 
 async def report(load: OfferedLoad) -> None:

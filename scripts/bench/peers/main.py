@@ -31,9 +31,8 @@ from scripts.bench.common.turns import say, today
 from scripts.bench.peers.catalog import CHAIN, FULL, INT4, INT8, KV_CACHE_GIB, RUNNER, PeerEngine, engines
 from scripts.bench.peers.child import EngineFailed, EngineProcess
 from scripts.bench.peers.conversion import ConversionFailed, convert_missing
-from scripts.bench.peers.figures import floor_line, memory_line, ratio_lines
+from scripts.bench.peers.figures import engine_table, floor_line, memory_line, ratio_lines
 from scripts.bench.peers.rounds import PeerContest
-from scripts.bench.peers.tables import engine_table
 from scripts.bench.peers.workloads import WORKLOADS
 
 BOTH, ALL = "both", "all"
@@ -89,17 +88,17 @@ class Match:
             try:
                 convert_missing(self._args.peers, engine)
             except ConversionFailed as error:
-                self._contest.leave_out(str(error))
+                self._contest.remark(str(error))
             else:
                 if engine.missing:
-                    self._contest.leave_out(f"not here: {engine.name} (no {engine.missing[0]})")
+                    self._contest.remark(f"not here: {engine.name} (no {engine.missing[0]})")
         return [engine for engine in wanted if not engine.missing]
 
     def _enter(self, engine: PeerEngine, stack: ExitStack) -> None:
         try:
             child = EngineProcess(engine, self._logs)
         except EngineFailed as error:
-            self._contest.leave_out(str(error))
+            self._contest.remark(str(error))
             return
         stack.callback(child.close)
         say(f"  {engine.name}: {child.version}, loaded in {child.load_seconds:.1f} s")
