@@ -18,13 +18,14 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from random import Random
 
 import uvloop
 
 from scripts.bench.common.clients import Connections, ask
-from scripts.bench.common.deployment import LocalDeployment, with_worker
+from scripts.bench.common.deployment import LocalDeployment, with_stand_in, with_worker
 from scripts.bench.common.quiet_gateway import BATCH_TENANT
 from scripts.bench.common.report import Result, bench_parser, finish
 from scripts.bench.common.tokens import MODEL
@@ -145,9 +146,8 @@ def main() -> int:
     args = parser.parse_args()
     modules = {"gateway": ["scripts.bench.common.quiet_gateway"]}
     more = {"background_step_tokens": args.step_tokens} if args.step_tokens else {}
-    stand_in = ["-m", "scripts.bench.common.standin", "--step-ms", str(args.step_ms)]
-    worker = stand_in if args.step_ms else ["-m", "services.worker"]
-    with with_worker(worker, modules=modules, model=args.model, **more) as running:
+    deployed = partial(with_stand_in, args.step_ms) if args.step_ms else with_worker
+    with deployed(modules=modules, model=args.model, **more) as running:
         figures = uvloop.run(measure(running, args))
         running.check()
     title = f"bursts of {args.streams} streams, {args.bursts:g} a second, and {args.batch} requests in the background"

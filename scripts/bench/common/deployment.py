@@ -72,7 +72,7 @@ def with_stand_in(
 
 @contextmanager
 def with_worker(
-    worker: Sequence[str],
+    worker: Sequence[str] = ("-m", "services.worker"),
     *,
     modules: Mapping[str, Sequence[str]] | None = None,
     **settings: object,

@@ -12,7 +12,6 @@ import gc
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -64,10 +63,6 @@ class GpuBench:
         self._shape, self._directory = shape, directory
         self._ceilings, self._options = ceilings, options
         self._work = shape.work()
-
-    def part(self, name: str) -> list[Result]:
-        measure: Callable[[], list[Result]] = getattr(self, name)
-        return measure()
 
     def attention(self) -> list[Result]:
         problem = Problem(self._shape, KERNEL_SEQS, KERNEL_CONTEXT, "cuda")
@@ -169,7 +164,7 @@ def measure(only: str, is_tuned: bool, options: Options) -> list[Result]:
 def _run(name: str, bench: GpuBench) -> list[Result]:
     """What one part cannot do costs its lines, and no other's."""
     try:
-        found = bench.part(name)
+        found: list[Result] = getattr(bench, name)()
     except Exception as error:
         traceback.print_exc()
         found = [Result(name, None, at_least=1, note=f"failed: {type(error).__name__}: {error}"[:200])]

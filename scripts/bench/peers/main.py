@@ -71,13 +71,17 @@ class Match:
         self._bandwidths: list[float] = []
 
     def play(self) -> None:
+        def before() -> None:
+            self._bandwidths.append(read_bandwidth())
+
         with ExitStack() as stack:
             for engine in self._entrants():
                 self._enter(engine, stack)
             for name in self._args.workloads:
                 say(f"{self._model} {self._quantization}: {name}, {WORKLOADS[name].what}")
-                self._contest.play(WORKLOADS[name], self._args.rounds, self._measure if name == "a" else lambda: None)
-            self._report()
+                self._contest.play(WORKLOADS[name], self._args.rounds, before if name == "a" else lambda: None)
+            ours = (child for child in self._contest.children if child.engine.is_ours)
+            self._reports = {child.engine.name: child.report() for child in ours}
 
     def _entrants(self) -> list[PeerEngine]:
         """The engines that were asked for and are installed."""
@@ -105,14 +109,6 @@ class Match:
         self._versions[engine.name] = child.version
         self._contest.children.append(child)
 
-    def _measure(self) -> None:
-        self._bandwidths.append(read_bandwidth())
-
-    def _report(self) -> None:
-        for child in self._contest.children:
-            if child.engine.is_ours:
-                self._reports[child.engine.name] = child.report()
-
     def lines(self) -> list[Result]:
         """Ratios, then what is measured against the machine itself."""
         records = self._contest.records
@@ -126,13 +122,10 @@ class Match:
         return found
 
     def document(self) -> str:
-        title = f"{self._title()}; {today()}, {processor()}"
+        weights = "16-bit weights" if self._quantization == FULL else f"{self._quantization} weights"
+        title = f"Model {self._model}, {weights}; {today()}, {processor()}"
         how = f"memory read at {median(self._bandwidths) / 1e9:.1f} GB/s ({HOW})" if self._bandwidths else ""
         return "\n".join([engine_table(self._contest.records, self._versions, title), how, *self._contest.remarks])
-
-    def _title(self) -> str:
-        weights = "16-bit weights" if self._quantization == FULL else f"{self._quantization} weights"
-        return f"Model {self._model}, {weights}"
 
 
 def read_bandwidth() -> float:

@@ -124,8 +124,7 @@ def main() -> int:
         "log_level": "warning",
     }  # fmt: skip
     modules = {"draft": ["services.draft"]}
-    worker = ["-m", "services.worker"]
-    with with_worker(worker, modules=modules, **settings) as running:
+    with with_worker(modules=modules, **settings) as running:
         came = uvloop.run(soak(running, order))
     print("\n".join(f"{count:8,}  {ending}" for ending, count in sorted(came.endings.items())))
     num_visits = came.endings.total()
