@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
@@ -127,27 +128,20 @@ class RemoteOpenAIServer:
         return "/".join([self.url_root, *(part.strip("/") for part in parts if part)])
 
     def get_client(self, **options: Any) -> Any:
-        import openai
-
-        return openai.OpenAI(base_url=self.url_for("v1"), **self._of_client(options))
+        return self._client("openai", "OpenAI", "v1", options)
 
     def get_async_client(self, **options: Any) -> Any:
-        import openai
-
-        return openai.AsyncOpenAI(base_url=self.url_for("v1"), **self._of_client(options))
+        return self._client("openai", "AsyncOpenAI", "v1", options)
 
     def get_client_anthropic(self, **options: Any) -> Any:
-        import anthropic
-
-        return anthropic.Anthropic(base_url=self.url_root, **self._of_client(options))
+        return self._client("anthropic", "Anthropic", "", options)
 
     def get_async_client_anthropic(self, **options: Any) -> Any:
-        import anthropic
+        return self._client("anthropic", "AsyncAnthropic", "", options)
 
-        return anthropic.AsyncAnthropic(base_url=self.url_root, **self._of_client(options))
-
-    def _of_client(self, options: dict[str, Any]) -> dict[str, Any]:
-        return {"api_key": self.DUMMY_API_KEY, "max_retries": 0, "timeout": CLIENT_SECONDS} | options
+    def _client(self, package: str, kind: str, path: str, options: dict[str, Any]) -> Any:
+        own = {"api_key": self.DUMMY_API_KEY, "max_retries": 0, "timeout": CLIENT_SECONDS}
+        return getattr(import_module(package), kind)(base_url=self.url_for(path), **own | options)
 
 
 def settings_of(arguments: Sequence[str]) -> dict[str, str]:

@@ -122,14 +122,9 @@ def run_soak(settings: Settings, seconds: float) -> Soak:
     return soak
 
 
-def taken_share() -> float:
-    """Of the card's memory, all that is not free: nothing else should run on it."""
-    free, total = torch.cuda.mem_get_info()
-    return 1 - free / total
-
-
 def soaked(directory: Path, seconds: float) -> tuple[float, float, int]:
     """The share of the card that was asked for, the one that is taken in the end, and steps."""
     settings = soak_settings(directory, "cuda")
     soak = run_soak(settings, seconds)
-    return settings.memory.gpu_memory_utilization, taken_share(), soak.num_steps
+    free, total = torch.cuda.mem_get_info()  # nothing else should run on the card
+    return settings.memory.gpu_memory_utilization, 1 - free / total, soak.num_steps
