@@ -16,7 +16,6 @@ import os
 import random
 import signal
 import socket
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -30,6 +29,7 @@ import httpx2
 from scripts.bench.common.deployment import ServedDeployment
 from scripts.bench.common.report import Result, bench_parser, finish
 from scripts.bench.common.tokens import MODEL
+from scripts.bench.common.turns import say
 
 EVERYTHING = "everything"
 TURNS = ("gateway", EVERYTHING, "worker", "scheduler", "tokenizer", "detokenizer", "gateway")  # what is killed
@@ -117,7 +117,7 @@ def _perform(client: httpx2.Client, deployment: ServedDeployment, order: BatchOr
             outcome.kills[killed] += 1
             next_kill = time.monotonic() + order.gap
             next_done = done + order.num_lines // order.parts
-            print(f"{done} of {order.num_lines}; {killed} killed", file=sys.stderr, flush=True)
+            say(f"{done} of {order.num_lines}; {killed} killed")
         time.sleep(0.1)
         batch = _insist(lambda: client.get(path), READY_SECONDS).json()
     outcome.seconds, outcome.status = time.monotonic() - began, batch["status"]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -49,6 +48,7 @@ from scripts.bench.common.host import cores_taken
 from scripts.bench.common.report import bench_parser
 from scripts.bench.common.stack import Stack
 from scripts.bench.common.tokens import MODEL
+from scripts.bench.common.turns import say
 from services.cli.serve import free_port
 from services.cli.tables import aligned
 from shared.config import Settings
@@ -233,8 +233,7 @@ async def _leftovers(stage: FaultStage) -> str:
 
 def _progress(number: int, total: int, last: Inflicted, clients: list[Repetition]) -> None:
     num_streams, num_wrong = sum(c.num_streams for c in clients), sum(len(c.wrong) for c in clients)
-    text = f"{number}/{total} {last.fault.kind} {last.fault.service}: {num_streams} streams, {num_wrong} wrong"
-    print(text, file=sys.stderr, flush=True)
+    say(f"{number}/{total} {last.fault.kind} {last.fault.service}: {num_streams} streams, {num_wrong} wrong")
 
 
 def table(result: ChaosResult) -> str:
