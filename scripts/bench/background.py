@@ -18,16 +18,14 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from random import Random
-from typing import Any
 
-import grpc
 import uvloop
 
-from protos.pageant.v1 import inference_pb2_grpc
-from scripts.bench.common.clients import OPTIONS, ask
-from scripts.bench.common.deployment import LocalDeployment, with_worker
+from scripts.bench.common.clients import Connections, ask
+from scripts.bench.common.deployment import LocalDeployment, with_stand_in, with_worker
 from scripts.bench.common.quiet_gateway import BATCH_TENANT
 from scripts.bench.common.report import Result, bench_parser, finish
 from scripts.bench.common.tokens import MODEL
@@ -58,19 +56,15 @@ class TimesBeneath:
         self.firsts.append(1000 * (times[0] - outcome.timeline.start))
 
 
-class BatchAndStreams:
+class BatchAndStreams(Connections):
     """Interactive streams and batches, as clients of one gateway."""
 
     def __init__(self, address: str, num_tokens: int) -> None:
-        self._channels: list[Any] = [grpc.aio.insecure_channel(address, options=OPTIONS) for _ in range(2)]
-        self._stub, self._batch_stub = (inference_pb2_grpc.InferenceStub(channel) for channel in self._channels)
+        super().__init__(address, 2)
+        self._stub, self._batch_stub = self.stubs
         self._num_tokens = num_tokens
         self._num_asked = 0
         self.batch_tokens = 0
-
-    async def close(self) -> None:
-        for channel in self._channels:
-            await channel.close()
 
     async def stream(self, request: LoadRequest, outcome: RequestOutcome, clock: Callable[[], float]) -> None:
         """One interactive stream."""
@@ -107,9 +101,8 @@ class BatchAndStreams:
 
 
 async def measure(running: LocalDeployment, args: argparse.Namespace) -> dict[str, TimesBeneath]:
-    visitors = BatchAndStreams(running.address, args.tokens)
     figures = {INTERACTIVE: TimesBeneath(), BENEATH: TimesBeneath()}
-    try:
+    async with BatchAndStreams(running.address, args.tokens) as visitors:
         await visitors.play([0.05 * index for index in range(WARM_STREAMS)], 1)
         for number in range(args.rounds):
             bursts = arrival_times(round(args.bursts * args.seconds), args.bursts, 1.0, Random(number))
@@ -120,8 +113,6 @@ async def measure(running: LocalDeployment, args: argparse.Namespace) -> dict[st
                 for outcome in outcomes:
                     figures[name].add(outcome)
                 figures[name].batch_tokens += visitors.batch_tokens - before
-    finally:
-        await visitors.close()
     return figures
 
 
@@ -155,9 +146,8 @@ def main() -> int:
     args = parser.parse_args()
     modules = {"gateway": ["scripts.bench.common.quiet_gateway"]}
     more = {"background_step_tokens": args.step_tokens} if args.step_tokens else {}
-    stand_in = ["-m", "scripts.bench.common.standin", "--step-ms", str(args.step_ms)]
-    worker = stand_in if args.step_ms else ["-m", "services.worker"]
-    with with_worker(worker, modules=modules, model=args.model, **more) as running:
+    deployed = partial(with_stand_in, args.step_ms) if args.step_ms else with_worker
+    with deployed(modules=modules, model=args.model, **more) as running:
         figures = uvloop.run(measure(running, args))
         running.check()
     title = f"bursts of {args.streams} streams, {args.bursts:g} a second, and {args.batch} requests in the background"

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from engine.execution.runner import ModelRunner
 from engine.modeling.ranks import RankDecoder
 from scripts.bench.common.report import Result
-from scripts.bench.decoded_rows import DecodedRows
+from scripts.bench.decoded_rows import DecodedRows, beside
 from shared.config import Settings
 
 ROWS, WARM, ROUNDS, INTERVAL = 32, 200, 9, 32
@@ -52,22 +52,24 @@ def measure_balanced(settings: Settings, grouped: Grouped, steps: int) -> list[R
         for _ in range(WARM // 8):  # the second group moves its experts meanwhile
             _in_turns(stays, moves, 8)
         pairs = [_in_turns(stays, moves, steps) for _ in range(ROUNDS)]
-        note = f"{median(one[1] for one in pairs):.2f} ms beside {median(one[0] for one in pairs):.2f} ms"
-        ratio = median(first / second for first, second in pairs)
+        what, ratio = (
+            f"step of experts that stay over moved ones, {ROWS} rows",
+            median(first / second for first, second in pairs),
+        )
         return [
             Result("balance of ranks (mean over largest), experts that stay", _balance(groups[0]), ""),
             Result("balance of ranks, moved experts", _balance(groups[1]), ""),
-            Result(f"step of experts that stay over moved ones, {ROWS} rows", ratio, "x", at_least=FASTER, note=note),
+            Result(what, ratio, "x", at_least=FASTER, note=beside(pairs)),
         ]
 
 
 def _in_turns(stays: DecodedRows, moves: DecodedRows, steps: int) -> tuple[float, float]:
-    """Milliseconds of a step of each group."""
+    """Seconds of a step of each group."""
     seconds, wanted = stays.steps(steps)
     moved, tokens = moves.steps(steps)
     if tokens != wanted:
         raise RuntimeError("the group that moves experts sampled other tokens than the group that does not")
-    return 1000 * seconds, 1000 * moved
+    return seconds, moved
 
 
 def _balance(runner: ModelRunner) -> float:

@@ -16,8 +16,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -28,11 +26,11 @@ from typing import Any
 
 import httpx2
 
+from scripts.bench.common.deployment import ServedDeployment
 from scripts.bench.common.report import Result, bench_parser, finish
 from scripts.bench.common.tokens import MODEL
+from scripts.bench.common.turns import say
 
-ROOT = Path(__file__).resolve().parents[2]
-SERVICES = ("gateway", "worker", "scheduler", "tokenizer", "detokenizer")
 EVERYTHING = "everything"
 TURNS = ("gateway", EVERYTHING, "worker", "scheduler", "tokenizer", "detokenizer", "gateway")  # what is killed
 PORTS = (20_000, 30_000)  # Linux gives connections others
@@ -69,45 +67,6 @@ class BatchOutcome:
     seconds: float = 0.0
 
 
-class KilledDeployment:
-    """`pageant serve`, which may be started again at the same ports and folder."""
-
-    def __init__(self, directory: Path, concurrency: int) -> None:
-        self._directory = directory
-        self._concurrency = concurrency
-        self._port, self.http_port = lasting_port(), lasting_port()
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        options = {
-            "--model": MODEL, "--port": self._port, "--http-port": self.http_port, "--num-threads": 1,
-            "--runtime-dir": self._directory / "run", "--files-dir": self._directory / "files",
-            "--batch-concurrency": self._concurrency,
-            "--log-dir": self._directory / "logs", "--log-format": "json", "--workers": 2, "--gateways": 2,
-        }  # fmt: skip
-        command = [sys.executable, "-m", "services.cli", "serve"]
-        command += [str(word) for pair in options.items() for word in pair]
-        with (self._directory / "said").open("ab") as said:
-            self._process = subprocess.Popen(command, cwd=ROOT, stderr=said, start_new_session=True)
-
-    def pids(self, service: str) -> list[int]:
-        assert self._process is not None
-        command = ["ps", "-o", "pid=,args=", "--ppid", str(self._process.pid)]
-        lines = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
-        return [int(line.split()[0]) for line in lines if line.endswith(f"services.{service}")]
-
-    def kill(self, pid: int) -> None:
-        os.kill(pid, signal.SIGKILL)
-
-    def kill_all(self) -> None:
-        """The supervisor and everything that it has started."""
-        if self._process is not None and self._process.poll() is None:
-            pids = [pid for service in SERVICES for pid in self.pids(service)]
-            for pid in (self._process.pid, *pids):
-                self.kill(pid)
-            self._process.wait()
-
-
 def lasting_port() -> int:
     """A free port that no connection gets by chance while the deployment is down."""
     while True:
@@ -131,18 +90,20 @@ def content(order: BatchOrder) -> bytes:
 
 def perform(directory: Path, order: BatchOrder) -> BatchOutcome:
     """On processes that are started for this, and ended."""
-    deployment, outcome = KilledDeployment(directory, order.concurrency), BatchOutcome(num_lines=order.num_lines)
-    deployment.start()
-    try:
-        url = f"http://127.0.0.1:{deployment.http_port}/v1"
-        with httpx2.Client(base_url=url, timeout=10, trust_env=False) as client:
-            _perform(client, deployment, order, outcome)
-    finally:
-        deployment.kill_all()
+    outcome, http_port = BatchOutcome(num_lines=order.num_lines), lasting_port()
+    settings = {
+        "model": str(MODEL), "port": lasting_port(), "http_port": http_port, "num_threads": 1,
+        "files_dir": str(directory / "files"), "batch_concurrency": order.concurrency,
+    }  # fmt: skip
+    with (
+        ServedDeployment(settings, "--workers", "2", "--gateways", "2") as deployment,
+        httpx2.Client(base_url=f"http://127.0.0.1:{http_port}/v1", timeout=10, trust_env=False) as client,
+    ):
+        _perform(client, deployment, order, outcome)
     return outcome
 
 
-def _perform(client: httpx2.Client, deployment: KilledDeployment, order: BatchOrder, outcome: BatchOutcome) -> None:
+def _perform(client: httpx2.Client, deployment: ServedDeployment, order: BatchOrder, outcome: BatchOutcome) -> None:
     form: Any = {"data": {"purpose": "batch"}, "files": {"file": ("lines.jsonl", content(order))}}
     file_id = _insist(lambda: client.post("/files", **form), READY_SECONDS).json()["id"]
     body = {"input_file_id": file_id, "endpoint": ENDPOINT, "completion_window": "24h"}
@@ -156,20 +117,19 @@ def _perform(client: httpx2.Client, deployment: KilledDeployment, order: BatchOr
             outcome.kills[killed] += 1
             next_kill = time.monotonic() + order.gap
             next_done = done + order.num_lines // order.parts
-            print(f"{done} of {order.num_lines}; {killed} killed", file=sys.stderr, flush=True)
+            say(f"{done} of {order.num_lines}; {killed} killed")
         time.sleep(0.1)
         batch = _insist(lambda: client.get(path), READY_SECONDS).json()
     outcome.seconds, outcome.status = time.monotonic() - began, batch["status"]
     _compare(client, batch, order, outcome)
 
 
-def _kill(deployment: KilledDeployment, what: str, rng: random.Random) -> str:
+def _kill(deployment: ServedDeployment, what: str, rng: random.Random) -> str:
     """One process of a service, or everything; a service without a live process is starting already."""
     if what == EVERYTHING:
-        deployment.kill_all()
-        deployment.start()
+        deployment.begin_anew()
     elif pids := deployment.pids(what):
-        deployment.kill(rng.choice(pids))
+        os.kill(rng.choice(pids), signal.SIGKILL)
     return what
 
 
@@ -225,7 +185,3 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         outcome = perform(Path(directory), BatchOrder(arguments.lines, arguments.gap, seed=arguments.seed))
     return finish(lines(outcome), check=arguments.check, title="A batch under kills")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

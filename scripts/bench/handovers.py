@@ -8,7 +8,6 @@ every type of arithmetic: greedy and sampled requests, two samples of one prompt
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import Callable
@@ -18,10 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import grpc
-
-from protos.pageant.v1 import inference_pb2, inference_pb2_grpc
-from scripts.bench.common.deployment import ServedDeployment
+from scripts.bench.common.clients import Connections, ask_of
+from scripts.bench.common.deployment import ServedDeployment, log_lines
 from scripts.bench.common.report import Result
 from services.cli.orders import send_order
 from shared.metrics import percentile
@@ -58,16 +55,12 @@ def asks(shared: int, seed: int) -> list[Any]:
     prefix = chance.choices(range(4, 4000), k=shared)
     found = []
     for index in range(NUM_STREAMS):
-        request = inference_pb2.GenerateRequest(stream=inference_pb2.StreamOptions(return_token_ids=True))
-        request.token_ids.ids.extend([*prefix, *chance.choices(range(4, 4000), k=NUM_PROMPT - shared)])
-        sampling = request.sampling
-        sampling.max_tokens, sampling.ignore_eos, sampling.seed = NUM_TOKENS, True, index
-        sampling.temperature = 0.8 if index % 2 else 0.0
-        sampling.logprobs = 2
-        sampling.n = 2 if index == 3 else 1
-        if index == 5:
-            sampling.grammar.regex = "([a-z]+ )+"
-        found.append(request)
+        sampling = {
+            "max_tokens": NUM_TOKENS, "ignore_eos": True, "seed": index, "temperature": 0.8 if index % 2 else 0.0,
+            "logprobs": 2, "n": 2 if index == 3 else 1, "grammar": {"regex": "([a-z]+ )+"} if index == 5 else None,
+        }  # fmt: skip
+        ids = [*prefix, *chance.choices(range(4, 4000), k=NUM_PROMPT - shared)]
+        found.append(ask_of(ids, **sampling))
     return found
 
 
@@ -90,10 +83,9 @@ async def generate(deployment: ServedDeployment, requests: list[Any], meanwhile:
         if not begun.is_set() and min(len(record.token_ids) for record in flat) >= BEGUN:
             begun.set()
 
-    async with grpc.aio.insecure_channel(deployment.address) as channel:
-        stub: Any = inference_pb2_grpc.InferenceStub(channel)
+    async with Connections(deployment.address) as made:
         pairs = zip(requests, records, strict=True)
-        tasks = [asyncio.create_task(collect(stub, request, some, note)) for request, some in pairs]
+        tasks = [asyncio.create_task(collect(made.stubs[0], request, some, note)) for request, some in pairs]
         if meanwhile is not None:
             await begun.wait()
             await asyncio.to_thread(meanwhile, deployment)
@@ -109,8 +101,7 @@ def run(
         time.sleep(idle)
         records = asyncio.run(generate(deployment, requests, meanwhile))
         time.sleep(0.5)  # for the last lines
-        lines = (deployment.log_dir / "scheduler-0.log").read_text(encoding="utf-8").splitlines()
-    return records, [json.loads(line) for line in lines if line.startswith("{")]
+        return records, list(log_lines(deployment.log_dir / "scheduler-0.log"))
 
 
 def num_differing(records: list[StreamRecord], wanted: list[StreamRecord]) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,33 +25,19 @@ from statistics import median
 import structlog
 import torch
 
-from engine.execution.pending_result import PendingResult
 from engine.execution.runner import ModelRunner
 from engine.loading.load import load_runner
 from scripts.bench.common.adapters import write_adapter
-from scripts.bench.common.models import write_config, write_weights
+from scripts.bench.common.core import asked, core_of, steps
+from scripts.bench.common.models import ensure
 from scripts.bench.common.report import Result, bench_parser, finish
-from scripts.bench.common.specs import SPECS
-from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.policy import Policy
 from services.worker.adapters import AdapterLoading
 from shared.config import Settings
-from shared.messages import (
-    Adapter,
-    AdaptersHeld,
-    AddRequest,
-    LoadAdapter,
-    RequestHeader,
-    StepPlan,
-    StepResult,
-    UnloadAdapter,
-)
+from shared.messages import Adapter, AdaptersHeld, LoadAdapter, UnloadAdapter
 from shared.metrics import percentile
-from shared.packing import pack_tokens
-from shared.sampling import GenerationDefaults, SamplingParams
 
 STREAMS, PROMPT = 32, 16
-IN_FLIGHT = 2  # steps
 TARGETS = {1: 0.90, 8: 0.85, 32: 0.80}  # of the base's tokens per second, by adapters
 LOAD_TARGET = 100.0  # milliseconds, from the order to the first step
 NUM_LOADS = 8  # of a round
@@ -71,16 +57,15 @@ class Deployment:
 
     def __init__(self, settings: Settings) -> None:
         self.runner: ModelRunner = load_runner(settings)
-        self.core = Scheduler(Policy(enable_prefix_caching=False))
-        self.core.set_detokenizers(["d"])
-        self.core.add_worker("w", 1, self.runner.capacity)
+        assert self.runner.adapters is not None
+        self._adapters = self.runner.adapters
+        self.core = core_of(self.runner.capacity, Policy(enable_prefix_caching=False))
         self._num_asked = 0
 
     def load(self, name: str, path: Path) -> tuple[Adapter, float]:
         """The adapter, and the seconds that its loading took."""
-        assert self.runner.adapters is not None
         self.core.adapters.load(LoadAdapter(name, "g", name, str(path)))
-        loading = AdapterLoading(self.runner.adapters)
+        loading = AdapterLoading(self._adapters)
         begin = time.perf_counter()
         for _, order in self.core.adapters.take_orders():
             loading.apply(order)
@@ -92,10 +77,9 @@ class Deployment:
 
     def unload(self) -> None:
         """All of them."""
-        assert self.runner.adapters is not None
         for name in list(self.core.adapters.known):
             self.core.adapters.unload(UnloadAdapter(name, "g", name))
-        loading = AdapterLoading(self.runner.adapters)
+        loading = AdapterLoading(self._adapters)
         for _, order in self.core.adapters.take_orders():
             loading.apply(order)
             self.core.adapters.held(loading.turn()[0])
@@ -104,14 +88,13 @@ class Deployment:
     def come_and_go(self, paths: Sequence[Path | None], num_steps: int) -> Comings:
         """Beside streams of the base, one request after another of each of these adapters, which are loaded for it;
         None: of the base."""
-        assert self.runner.adapters is not None
-        loading, found, left = AdapterLoading(self.runner.adapters), Comings(), deque(paths)
+        loading, found, left = AdapterLoading(self._adapters), Comings(), deque(paths)
         for place in range(STREAMS - 1):
             self._ask(place, None, num_steps)
         awaited, begun, before = "", 0.0, 0.0
         reading: Future[list[AdaptersHeld]] | None = None
         with ThreadPoolExecutor(1) as thread:
-            for plan, _, launched in self._steps():
+            for plan, _, _, launched, _ in steps(self.core, self.runner):
                 if awaited and plan.admitted:
                     awaited = ""
                     found.first_steps.append(launched - begun)
@@ -133,42 +116,24 @@ class Deployment:
                     loading.apply(order)
                     reading = thread.submit(loading.turn)
         assert not left, "the streams ended before all adapters had come"
-        self.core.outbound.take_batches()
         return found
 
-    def _steps(self) -> Iterator[tuple[StepPlan, StepResult, float]]:
-        """Each with when it was launched.  One is launched before the result of the one before it, as in a worker."""
-        pending: deque[tuple[StepPlan, PendingResult, float]] = deque()
-        while True:
-            while len(pending) < IN_FLIGHT and (plan := self.core.schedule("w")):
-                pending.append((plan, self.runner.launch(plan), time.perf_counter()))
-            if not pending:
-                return
-            plan, launched, began = pending.popleft()
-            result = launched.finish()
-            self.core.apply("w", result)
-            yield plan, result, began
-
     def _ask(self, place: int, adapter: Adapter | None, num_tokens: int) -> str:
-        params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
         self._num_asked += 1
         prompt = [3 + (7 * place + index) % 1000 for index in range(PROMPT)]
-        header = RequestHeader(f"r{self._num_asked}", "g", adapter=adapter)
-        resolved = params.resolved(GenerationDefaults(), max_tokens=num_tokens)
-        self.core.add(AddRequest(header, resolved, pack_tokens(prompt), [0]), now=0.0)
-        return header.request_id
+        self.core.add(asked(f"r{self._num_asked}", prompt, adapter=adapter, max_tokens=num_tokens), now=0.0)
+        return f"r{self._num_asked}"
 
     def decode(self, adapters: Sequence[Adapter | None], num_tokens: int) -> float:
         """Tokens per second of as many streams, once all prompts are computed."""
         for place, adapter in enumerate(adapters):
             self._ask(place, adapter, num_tokens)
         begin, count = 0.0, 0
-        for plan, result, _ in self._steps():
+        for plan, result, *_ in steps(self.core, self.runner):
             if begin:
                 count += len(result.sampled_token_ids)
             elif max(plan.num_scheduled_tokens) == 1:
                 begin = time.perf_counter()
-        self.core.outbound.take_batches()
         return count / (time.perf_counter() - begin)
 
 
@@ -222,10 +187,7 @@ def main() -> int:
     count = max(TARGETS)
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
-        base = directory / "base"
-        base.mkdir()
-        write_config(base, SPECS[args.model])
-        write_weights(base, SPECS[args.model])
+        ensure(base := directory / args.model, args.model)
         paths = [
             write_adapter(base, directory / f"a{seed}", seed=seed, rank=args.rank, dtype=torch.bfloat16)
             for seed in range(count)

@@ -22,7 +22,6 @@ import random
 import signal
 import tempfile
 import time
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -30,10 +29,11 @@ from typing import Any
 
 import grpc
 
-from protos.pageant.v1 import inference_pb2, inference_pb2_grpc
+from protos.pageant.v1 import inference_pb2_grpc
 from scripts.bench import data_link, handovers
+from scripts.bench.common.clients import ask_of
 from scripts.bench.common.deployment import ServedDeployment
-from scripts.bench.common.models import ensure
+from scripts.bench.common.models import kept
 from scripts.bench.common.proc import processor
 from scripts.bench.common.report import Result, bench_parser, finish
 
@@ -47,11 +47,7 @@ VOCAB = 8000  # that the made tokenizer has
 
 def first_token(address: str, token_ids: list[int]) -> tuple[float, int, int]:
     """Seconds to the first token, the token, and how many of the prompt were cached.  Raises grpc.RpcError."""
-    request = inference_pb2.GenerateRequest(stream=inference_pb2.StreamOptions(return_token_ids=True))
-    request.token_ids.ids.extend(token_ids)
-    request.sampling.max_tokens = 1
-    request.sampling.temperature = 0.0
-    request.sampling.ignore_eos = True
+    request = ask_of(token_ids, max_tokens=1, temperature=0.0, ignore_eos=True)
     with grpc.insecure_channel(address) as channel:
         grpc.channel_ready_future(channel).result(SERVE_SECONDS)
         stub: Any = inference_pb2_grpc.InferenceStub(channel)
@@ -154,16 +150,13 @@ def main() -> int:
     parser.add_argument("--types", default=",".join(handovers.TYPES), help="of the arithmetic, between workers")
     args = parser.parse_args()
     random_ids = random.Random(7)
-    folder = tempfile.TemporaryDirectory() if args.models is None else nullcontext(args.models)
-    with folder as models, tempfile.TemporaryDirectory() as blocks:
-        made = Path(models) / "S"
-        ensure(made, "S")
+    with kept(args.models, "S") as model, tempfile.TemporaryDirectory() as blocks:
         if args.between_workers:
             types = {name: handovers.TYPES[name] for name in args.types.split(",") if name}
             rows = [row for name, settings in types.items() for row in handovers.measure(name, settings)]
-            rows += handovers.measure_pauses(made, args.rounds)
+            rows += handovers.measure_pauses(model, args.rounds)
             return finish(rows, check=args.check, title=f"what passes between workers; {processor()}")
-        settings: dict[str, Any] = {"model": str(made), "dtype": args.dtype, "draft": "off", "store_memory": 4 << 30}
+        settings: dict[str, Any] = {"model": str(model), "dtype": args.dtype, "draft": "off", "store_memory": 4 << 30}
         settings |= {
             "verify_fetches": 0,
             "max_model_len": args.tokens + 64,
@@ -178,7 +171,3 @@ def main() -> int:
                 ]
     rows = [*report(found, args.tokens), *data_link.measure()]
     return finish(rows, check=args.check, title=f"what a store is worth; {processor()}")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -34,9 +33,8 @@ from typing import Any
 import grpc
 import uvloop
 
-from protos.pageant.v1 import inference_pb2_grpc
-from scripts.bench.common.clients import OPTIONS, ask
-from scripts.bench.common.deployment import LocalDeployment, with_stand_in
+from scripts.bench.common.clients import Connections, ask
+from scripts.bench.common.deployment import LocalDeployment, log_lines, with_stand_in
 from scripts.bench.common.report import Result, bench_parser, finish
 from services.cli.bench.generator import Generator, RequestOutcome
 from shared.metrics import percentile
@@ -100,19 +98,14 @@ def percentile_of(values: Sequence[float], q: float) -> float | None:
     return percentile(values, q) if values else None
 
 
-class Crowd:
-    """Clients of one gateway in this process: what the load generator sends through.  Made in a running event loop."""
+class Crowd(Connections):
+    """Clients in this process: what the load generator sends through."""
 
     def __init__(self, address: str, num_tokens: int, deadline: float) -> None:
-        self._channels: list[Any] = [grpc.aio.insecure_channel(address, options=OPTIONS) for _ in range(NUM_CHANNELS)]
-        self._stubs: list[Any] = [inference_pb2_grpc.InferenceStub(channel) for channel in self._channels]
+        super().__init__(address, NUM_CHANNELS)
         self._num_tokens = num_tokens
         self._deadline = deadline
         self._calls: list[Call] = []
-
-    async def close(self) -> None:
-        for channel in self._channels:
-            await channel.close()
 
     async def stream(self, request: LoadRequest, outcome: RequestOutcome, clock: Callable[[], float]) -> None:
         """One request to its end, of whatever kind."""
@@ -123,7 +116,7 @@ class Crowd:
         self._calls.append(call)
         metadata = (("x-tenant", request.tenant),)
         try:
-            stub = self._stubs[number % NUM_CHANNELS]
+            stub = self.stubs[number % NUM_CHANNELS]
             async for response in stub.Generate(message, timeout=self._deadline, metadata=metadata):
                 outcome.timeline.add(clock(), len(response.token_ids))
         except grpc.aio.AioRpcError as error:
@@ -156,8 +149,7 @@ class Refusals:
 def logged_refusals(log: Path, sent_at: Mapping[str, float]) -> Refusals:
     """Of the calls with these labels."""
     found, received = Refusals(), dict[str, tuple[float, float]]()
-    for text in log.read_text(encoding="utf-8").splitlines():
-        line = json.loads(text) if text.startswith("{") else {}
+    for line in log_lines(log):
         sent = sent_at.get(line.get("label", ""))
         if sent is not None:
             received[line["request_id"]] = sent, datetime.fromisoformat(line["timestamp"]).timestamp()
@@ -175,8 +167,8 @@ def core_wait(pid: int) -> float:
 
 
 async def measure(running: LocalDeployment, args: argparse.Namespace) -> list[Result]:
-    crowd, gateway = Crowd(running.address, args.tokens, args.deadline), running.processes["gateway"].pid
-    try:
+    gateway = running.processes["gateway"].pid
+    async with Crowd(running.address, args.tokens, args.deadline) as crowd:
         nominal = args.rows / (args.tokens * args.step_ms / 1000)
         rate = await crowd.capacity(args.rows, max(args.rows, round(nominal * args.seconds / 2)))
         lines = [Result("capacity", rate, "requests/s", note=f"{rate * args.tokens:.0f} tokens/s")]
@@ -193,8 +185,6 @@ async def measure(running: LocalDeployment, args: argparse.Namespace) -> list[Re
             crowd.arrivals(rate, 2 * args.seconds, seed=4, tenant="greedy"),
         )
         return lines + fairness_lines(solo, beside, greedy)
-    finally:
-        await crowd.close()
 
 
 def overload_lines(at_capacity: LoadPhase, beyond: LoadPhase, seconds: float) -> list[Result]:

@@ -6,12 +6,13 @@ DATA has `prompts/mt-bench.jsonl`, `prompts/gsm8k-test.jsonl`, `tokenizers/qwen3
 `traces/mooncake-conversation.jsonl`.  The cache is taken for endless, so these are the most that reuse can find.
 
 Three loads are of tokens: chats in turns, of which some are asked again with an edited end; problems behind five solved
-ones; and the same questions without anything before them.  The trace of Mooncake says only which of its blocks of 512
-tokens are equal: what lies behind the last equal one is not known, so the gain is given as its bound, a block less a
-token for each request, and as its mean where ends of prefixes are spread evenly, half of that.
+ones; and the same questions without anything before them.  They go through the scheduler's core, one request after the
+other, with a stand-in for the worker that samples their answers: with and without `enable_partial_block_hits`, and what
+a request costs the core in either.
 
-The loads of tokens also go through the scheduler's core, one request after the other, with a stand-in for the worker
-that samples their answers: with and without `enable_partial_block_hits`, and what a request costs the core in either.
+The trace of Mooncake says only which of its blocks of 512 tokens are equal: what lies behind the last equal one is not
+known, so the gain is given as its bound, a block less a token for each request, and as its mean where ends of prefixes
+are spread evenly, half of that.
 """
 
 from __future__ import annotations
@@ -19,18 +20,16 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from time import process_time
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from services.scheduler.scheduler import Scheduler
+from scripts.bench.common.core import WORKER, asked, core_of, forget_news
 from services.scheduler.state.policy import Policy
-from shared.messages import AddRequest, RequestHeader, StepResult, WorkerCapacity
-from shared.packing import pack_tokens
-from shared.sampling import GenerationDefaults, SamplingParams
+from shared.messages import StepResult, WorkerCapacity
 
 SYSTEM = "You are a helpful assistant. Answer in a friendly way, and say so where you do not know something."
 NUM_SHOTS = 5
@@ -42,61 +41,17 @@ TRACE_BLOCK = 512  # tokens of one of Mooncake's hash ids
 Load = list[tuple[list[int], list[int]]]  # prompts, each with its answer
 
 
-class Cached:
-    """All tokens so far, as a tree: a prefix is a path from its root."""
-
-    def __init__(self) -> None:
-        self._children: dict[tuple[int, int], int] = {}
-        self._num_nodes = 1
-
-    def longest(self, tokens: Sequence[int]) -> int:
-        """Tokens of the longest prefix that is there."""
-        node = 0
-        for place, token in enumerate(tokens):
-            if (child := self._children.get((node, token))) is None:
-                return place
-            node = child
-        return len(tokens)
-
-    def add(self, tokens: Iterable[int]) -> None:
-        node = 0
-        for token in tokens:
-            child = self._children.setdefault((node, token), self._num_nodes)
-            self._num_nodes += child == self._num_nodes
-            node = child
-
-
-def measure(load: Load, block_sizes: Sequence[int]) -> dict[str, float]:
-    """Per request: tokens, those found to the token, and those found in full blocks of each size.
-
-    One token is always computed, for its logits.  A block is full in the prompt that finds it and in what was cached.
-    """
-    cached, found = Cached(), dict.fromkeys(("tokens", "to the token", *map(str, block_sizes)), 0.0)
-    for prompt, answer in load:
-        longest = cached.longest(prompt[:-1])
-        found["tokens"] += len(prompt)
-        found["to the token"] += longest
-        for size in block_sizes:
-            found[str(size)] += longest // size * size
-        cached.add([*prompt, *answer])
-    return {name: value / len(load) for name, value in found.items()}
-
-
 def serve(load: Load, block_size: int, *, partial: bool) -> tuple[float, float]:
     """Per request: tokens that the scheduler's core finds cached, and milliseconds of the core's processor time."""
-    core = Scheduler(Policy(max_num_batched_tokens=1 << 14, enable_partial_block_hits=partial))
-    core.add_worker("w", 1, WorkerCapacity(POOL_TOKENS // block_size, block_size, 1, 1 << 14, 1 << 18, "m", "", ""))
-    core.set_detokenizers(["d"])
+    capacity = WorkerCapacity(POOL_TOKENS // block_size, block_size, 1, 1 << 14, 1 << 18, "m", "", "")
+    core = core_of(capacity, Policy(max_num_batched_tokens=1 << 14, enable_partial_block_hits=partial))
     start = process_time()
     for number, (prompt, answer) in enumerate(load):
-        params = SamplingParams(max_tokens=max(1, len(answer)), ignore_eos=True)
-        resolved = params.resolved(GenerationDefaults(), max_tokens=16)
-        core.add(AddRequest(RequestHeader(str(number), "g"), resolved, pack_tokens(prompt), []), 0.0)
+        core.add(asked(str(number), prompt, max_tokens=max(1, len(answer))), 0.0)
         tokens = iter(answer or [0])
-        while plan := core.schedule("w"):
-            core.apply("w", StepResult(plan.epoch, plan.step_id, [1], [next(tokens)]))
-        core.outbound.take_batches()
-        core.journal.take()
+        while plan := core.schedule(WORKER):
+            core.apply(WORKER, StepResult(plan.epoch, plan.step_id, [1], [next(tokens)]))
+        forget_news(core)
     return core.counters.num_prefix_cache_hits / len(load), 1000 * (process_time() - start) / len(load)
 
 
@@ -175,15 +130,12 @@ def main() -> int:
         "questions behind a system prompt": list(bare(args.data, encode)),
     }
     for name, load in loads.items():
-        found = measure(load, sizes)
-        print(f"{name}: {len(load)} requests of {found['tokens']:.0f} tokens, {found['to the token']:.1f} found")
+        tokens = sum(len(prompt) for prompt, _ in load) / len(load)
+        print(f"{name}: {len(load)} requests of {tokens:.0f} tokens")
         for size in sizes:
-            gained = found["to the token"] - found[str(size)]
-            share = gained / (found["tokens"] - found[str(size)])
-            more = f"to the token {gained:4.1f} more, {share:.2%} of the rest"
-            print(f"  blocks of {size:2}: {found[str(size)]:7.1f} found; {more}")
             (whole, plain), (parts, dear) = (serve(load, size, partial=partial) for partial in (False, True))
-            print(f"    the core: {whole:.1f} found, {plain:.2f} ms; to the token {parts:.1f}, {dear:.2f} ms")
+            more = f"to the token {parts - whole:4.1f} more, {(parts - whole) / (tokens - whole):.2%} of the rest"
+            print(f"  blocks of {size:2}: {whole:7.1f} found; {more}; {plain:.2f} ms in the core, {dear:.2f} ms")
     count, tokens, least = mooncake(args.data)
     print(f"Mooncake: {count} requests of {tokens:.0f} tokens, at least {least:.0f} found")
     for size in sizes:
@@ -191,7 +143,3 @@ def main() -> int:
         more = f"to the token {most / 2} more, {most / 2 / rest:.2%} of the rest"
         print(f"  blocks of {size:2}: {more}; at most {most / rest:.2%}")
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

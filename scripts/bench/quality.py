@@ -11,7 +11,6 @@ what is between them is the price of activations in 8 bits.
 from __future__ import annotations
 
 import math
-import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from pathlib import Path
 import numpy as np
 import structlog
 import torch
-from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -28,10 +26,9 @@ from engine.loading.load import LoadedModel, load_model
 from engine.modeling.batch import StepBatch
 from kernels.ops.codes import quantise_to_codes
 from scripts.bench.common.report import Result, bench_parser, finish
-from scripts.bench.quality_floats import BITS, write_floats
+from scripts.bench.quality_floats import BITS, rewrite, write_floats
 from shared.config import Settings
 
-WEIGHTS = "model.safetensors"
 BLOCK_SIZE = 16
 GROUPS = (32, 64, 128)
 CACHES = ("bfloat16", "int8", "fp8_e4m3", "fp8_e5m2")
@@ -85,21 +82,6 @@ def load(directory: Path, kernels: str, changes: dict[str, object]) -> LoadedMod
     )
 
 
-def write_dequantised(source: Path, target: Path, group: int) -> None:
-    """The same model, its layers' matrices quantised to int4 and back."""
-    tensors = {
-        name: quantise_to_codes(tensor, group).dequantised() if _is_linear(name, tensor) else tensor.float()
-        for name, tensor in load_file(source / WEIGHTS).items()
-    }
-    save_file(tensors, target / WEIGHTS, metadata={"format": "pt"})
-    for name in ("config.json", "tokenizer.json"):
-        shutil.copy(source / name, target / name)
-
-
-def _is_linear(name: str, tensor: Tensor) -> bool:
-    return tensor.ndim == 2 and ".layers." in name
-
-
 def measure(directory: Path, text: Path, kernels: str, num_tokens: int) -> Iterator[Result]:
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     with text.open(encoding="utf-8") as file:
@@ -111,7 +93,7 @@ def measure(directory: Path, text: Path, kernels: str, num_tokens: int) -> Itera
         yield Result(f"{directory.name}, {one.name}", value, "perplexity", note=note)
     for group in GROUPS:
         with tempfile.TemporaryDirectory() as target:
-            write_dequantised(directory, Path(target), group)
+            rewrite(directory, Path(target), lambda name, one: {name: quantise_to_codes(one, group).dequantised()})  # noqa: B023
             own = perplexity(load(Path(target), kernels, {}), tokens)
         apart = 100 * abs(found[f"int4, groups of {group}, head as it was"] / own - 1)
         what = f"{directory.name}, int4 in groups of {group} from its own weights in float32"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +31,29 @@ SCHEMES: dict[str, dict[str, Any]] = {
 }
 
 
-def write_floats(source: Path, target: Path, kind: str, *, stored: bool) -> None:
-    """The same model in `kind`, as codes with their scheme or as the float32 that these stand for."""
+def rewrite(source: Path, target: Path, changed: Callable[[str, Tensor], dict[str, Tensor]], **config: Any) -> None:
+    """The same model in float32, but for the matrices of its layers: what `changed` makes of each, by its name.
+
+    `config`: fields that are added to config.json.
+    """
     tensors: dict[str, Tensor] = {}
     for name, tensor in load_file(source / WEIGHTS).items():
-        if tensor.ndim != 2 or ".layers." not in name:
-            tensors[name] = tensor.float()
-            continue
-        found, codes = _fp8(name, tensor.float()) if kind == FP8 else _mxfp4(name, tensor.float())
-        tensors |= found if stored else {name: codes.dequantised()}
+        is_linear = tensor.ndim == 2 and ".layers." in name
+        tensors |= changed(name, tensor.float()) if is_linear else {name: tensor.float()}
     save_file(tensors, target / WEIGHTS, metadata={"format": "pt"})
     raw = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    if stored:
-        raw["quantization_config"] = SCHEMES[kind]
-    (target / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    (target / "config.json").write_text(json.dumps(raw | config), encoding="utf-8")
     shutil.copy(source / "tokenizer.json", target / "tokenizer.json")
+
+
+def write_floats(source: Path, target: Path, kind: str, *, stored: bool) -> None:
+    """The same model in `kind`, as codes with their scheme or as the float32 that these stand for."""
+
+    def coded(name: str, tensor: Tensor) -> dict[str, Tensor]:
+        found, codes = _fp8(name, tensor) if kind == FP8 else _mxfp4(name, tensor)
+        return found if stored else {name: codes.dequantised()}
+
+    rewrite(source, target, coded, **({"quantization_config": SCHEMES[kind]} if stored else {}))
 
 
 def _fp8(name: str, tensor: Tensor) -> tuple[dict[str, Tensor], Codes]:

@@ -18,6 +18,7 @@ torch.distributed (gloo) takes for the same.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import mmap
 import os
@@ -26,8 +27,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -43,44 +44,55 @@ from kernels.cpu import abi
 from kernels.cpu.loading import load
 from kernels.cpu.native import Native
 from scripts.bench.balanced_experts import measure_balanced
-from scripts.bench.common.models import ensure
+from scripts.bench.common.models import kept
 from scripts.bench.common.proc import processor
 from scripts.bench.common.report import Result, bench_parser, finish
-from scripts.bench.decoded_rows import PROMPT, DecodedRows
+from scripts.bench.decoded_rows import PROMPT, DecodedRows, beside
 from scripts.bench.stages import measure_stages
-from scripts.bench.torch_ranks import measure_torch
 from services.worker.rank_processes import start_ranks
 from services.worker.ranks import HostGroup, StagesOfRanks, WatchedRanks, make_group
 from shared.config import Settings, settings_environment
 from shared.data_link.addresses import prepare
 
 ROWS = (1, 8, 32)
-SLOWER, GATHER_US = 1.2, 5.0  # targets
+NATIVE, GATHER_US = "native", 5.0
+MOST = {NATIVE: 1.2}  # targets, of one worker's time
+DUAL = {"enable_dbo": True, "dbo_token_threshold": 2}
+TORCH_WAYS: Mapping[str, Mapping[str, Any]] = {
+    "gather": {},
+    "gather, dual batch": DUAL,
+    "reduce": {"tensor_parallel_reduce": True},
+    "reduce, dual batch": {"tensor_parallel_reduce": True, **DUAL},
+}
 GATHER_BYTES, GATHERS, GLOO_GATHERS = (4096, 65536), 10000, 2000
 
 
 def measure(
-    native: Native, alone: ModelRunner, group: ModelRunner, ranks: int, rounds: int, steps: int
+    alone: ModelRunner,
+    groups: Mapping[str, ModelRunner],
+    set_threads: Callable[[int], object],
+    args: argparse.Namespace,
 ) -> list[Result]:
-    """One line for each number of rows.  Raises RuntimeError where the two say different tokens."""
+    """A line for each number of rows and group.  Raises RuntimeError where ranks that gather say different tokens."""
     found = []
     for rows in ROWS:
-        native.set_threads(ranks, pin=False)
-        one = DecodedRows(alone, rows, rounds * steps)
-        native.set_threads(1, pin=False)
-        both = DecodedRows(group, rows, rounds * steps)
-        times = []
-        for _ in range(rounds):
-            native.set_threads(ranks, pin=False)
-            seconds, wanted = one.steps(steps)
-            native.set_threads(1, pin=False)
-            grouped, tokens = both.steps(steps)
-            if tokens != wanted:
-                raise RuntimeError(f"{ranks} ranks say other tokens than one worker at {rows} rows")
-            times.append((1000 * seconds, 1000 * grouped))
-        note = f"{median(pair[1] for pair in times):.2f} ms beside {median(pair[0] for pair in times):.2f} ms"
-        ratio = median(grouped / seconds for seconds, grouped in times)
-        found.append(Result(f"step of {ranks} ranks, {rows} rows", ratio, "x", at_most=SLOWER, note=note))
+        one = DecodedRows(alone, rows, args.rounds * args.steps, partial(set_threads, args.ranks))
+        each = {
+            name: DecodedRows(runner, rows, args.rounds * args.steps, partial(set_threads, 1))
+            for name, runner in groups.items()
+        }
+        times: dict[str, list[tuple[float, float]]] = {name: [] for name in groups}
+        for _ in range(args.rounds):
+            seconds, wanted = one.steps(args.steps)
+            for name, run in each.items():
+                own, tokens = run.steps(args.steps)
+                if tokens != wanted and not name.startswith("reduce"):
+                    raise RuntimeError(f"{args.ranks} ranks ({name}) say other tokens than one worker at {rows} rows")
+                times[name].append((seconds, own))
+        for name, pairs in times.items():
+            ratio = median(own / seconds for seconds, own in pairs)
+            what = f"step of {args.ranks} ranks, {rows} rows, {name}"
+            found.append(Result(what, ratio, "x", at_most=MOST.get(name), note=beside(pairs)))
     return found
 
 
@@ -212,34 +224,25 @@ def main() -> int:
     if args.gathers:
         return finish(gathered, check=args.check, title=f"gathers; {processor()}")
     kind = "pipeline_parallel_size" if args.stages else "tensor_parallel_size"
-    with tempfile.TemporaryDirectory() if args.models is None else nullcontext(args.models) as models:
-        made = Path(models) / args.model
-        ensure(made, args.model)
+    own = partial(grouped, ranks=args.ranks, kind=kind, experts=args.experts or args.balanced)
+    with kept(args.models, args.model) as model, ExitStack() as stack:
         longest = PROMPT + 2 * args.rounds * args.steps + 1
         settings = Settings.of(
-            model=str(made), dtype=args.dtype, num_threads=args.ranks, max_model_len=longest, num_blocks=max(ROWS) * 64,
-            executor=args.executor,
+            model=str(model), dtype=args.dtype, num_threads=args.ranks, max_model_len=longest,
+            num_blocks=max(ROWS) * 64, executor=args.executor,
         )  # fmt: skip
         if args.balanced:
-            lines = measure_balanced(settings, partial(grouped, ranks=args.ranks, kind=kind, experts=True), args.steps)
+            lines = measure_balanced(settings, own, args.steps)
             return finish(lines, check=args.check, title=f"whole experts, model {args.model}; {processor()}")
         if args.torch:
-            own = partial(grouped, ranks=args.ranks, kind=kind)
-            lines = measure_torch(settings, own, args.ranks, ROWS, args.rounds, args.steps)
-            return finish(lines, check=args.check, title=f"torch ranks, model {args.model}; {processor()}")
-        alone = load_runner(settings)
-        with grouped(settings, args.ranks, kind, experts=args.experts) as (runner, group):
-            if args.stages:
-                lines = measure_stages(native, alone, runner, group, max(ROWS), args.rounds, args.steps)
-            else:
-                lines = measure(native, alone, runner, args.ranks, args.rounds, args.steps)
-    what = "stages" if args.stages else "ranks with whole experts" if args.experts else "ranks"
+            settings = settings.replace(device="cpu", kernels="torch")
+        alone, ways = load_runner(settings), TORCH_WAYS if args.torch else {NATIVE: {}}
+        groups = {name: stack.enter_context(own(settings.replace(**way))) for name, way in ways.items()}
+        if args.stages:
+            lines = measure_stages(native, alone, *groups[NATIVE], max(ROWS), args.rounds, args.steps)
+        else:
+            set_threads = torch.set_num_threads if args.torch else partial(native.set_threads, pin=False)
+            lines = measure(alone, {name: runner for name, (runner, _) in groups.items()}, set_threads, args)
+    what = "stages" if args.stages else "torch ranks" if args.torch else "ranks"
+    what += " with whole experts" if args.experts else ""
     return finish([*lines, *gathered], check=args.check, title=f"{what}, model {args.model}; {processor()}")
-
-
-if __name__ == "__main__":
-    status = main()
-    sys.stdout.flush()
-    os._exit(
-        status
-    )  # threads that back the pools' pages wait for idle time, and must not wake in an interpreter that ends

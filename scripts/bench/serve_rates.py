@@ -100,7 +100,7 @@ def main() -> int:
     parser.add_argument("--model", default="models/pageant-stories")
     parser.add_argument("--plot", type=Path, help="latency over rate, throughput and latency, and every run: a PNG")
     args = parser.parse_args()
-    with awake(), with_worker(["-m", "services.worker"], model=args.model) as running:
+    with awake(), with_worker(model=args.model) as running:
         reports, lines = uvloop.run(RatesBench(running, args.seconds).rates())
     print(rates_table(reports))
     if args.plot is not None:

@@ -111,8 +111,10 @@ class Machine:
             raise RuntimeError(f"{len(failed)} requests failed: {failed[0]}")
         num_late, _ = lateness(outcomes)
         sent = [generator.begin + outcome.sent for outcome in outcomes]
-        ways = [way(outcome) for outcome in outcomes]
-        return Measured(requests, _ttfts(outcomes), _throughput(outcomes), num_late, ways, sent)
+        ttft = summarise(outcome.timeline.ttft or 0.0 for outcome in outcomes)
+        num_tokens = sum(outcome.num_output_tokens for outcome in outcomes)
+        throughput = rate(num_tokens, max(outcome.end for outcome in outcomes))
+        return Measured(requests, ttft, throughput, num_late, [way(outcome) for outcome in outcomes], sent)
 
     async def calibrate(self, found: Calibration, capacity: float, per_second: float) -> None:
         """Add what is to be seen now."""
@@ -137,14 +139,6 @@ def way(outcome: RequestOutcome) -> float:
     if not outcome.phases or outcome.timeline.ttft is None:
         raise RuntimeError("the server does not say where the time of a request went")
     return outcome.timeline.ttft - sum(outcome.phases.get(phase.label, 0.0) for phase in (*QUEUE, Phase.PREFILL))
-
-
-def _ttfts(outcomes: Sequence[RequestOutcome]) -> Summary:
-    return summarise(outcome.timeline.ttft or 0.0 for outcome in outcomes)
-
-
-def _throughput(outcomes: Sequence[RequestOutcome]) -> float:
-    return rate(sum(outcome.num_output_tokens for outcome in outcomes), max(outcome.end for outcome in outcomes))
 
 
 class Observed(msgspec.Struct):

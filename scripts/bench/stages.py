@@ -9,13 +9,14 @@ what one worker gives that divides its steps as a pipeline does, a pipeline with
 from __future__ import annotations
 
 import time
+from functools import partial
 from statistics import median
 
 from engine.execution.runner import ModelRunner
 from engine.modeling.stages import StagedDecoder
 from kernels.cpu.native import Native
 from scripts.bench.common.report import Result
-from scripts.bench.decoded_rows import DecodedRows
+from scripts.bench.decoded_rows import DecodedRows, beside
 from services.worker.pipelined import PipelinedComputation
 from services.worker.plan_parts import PlanDivider
 from services.worker.ranks import StagesOfRanks, WatchedRanks
@@ -29,13 +30,7 @@ class Pipeline:
     """A group's steps, as the step thread of a worker makes them."""
 
     def __init__(self, runner: ModelRunner, num_stages: int) -> None:
-        self._runner = runner
-        self._num_stages = num_stages
-        self.begin()
-
-    def begin(self) -> None:
-        """With plans from the first on."""
-        self._steps = PipelinedComputation(self._runner, self._num_stages)
+        self._steps = PipelinedComputation(runner, num_stages)
 
     def run(self, plans: list[StepPlan]) -> list[StepResult]:
         """Of which no one needs another one's result."""
@@ -62,20 +57,16 @@ def measure_stages(
     """Raises RuntimeError where the two say different tokens."""
     model, stages = group.model, group.place.ranks
     assert isinstance(model, StagedDecoder)
-    native.set_threads(stages, pin=False)
-    one = DecodedRows(alone, rows, 2 * rounds * steps)
-    native.set_threads(1, pin=False)
-    pipeline = Pipeline(runner, stages)
-    both = DecodedRows(runner, rows, 2 * rounds * steps, run=pipeline.run)
+    threads = partial(native.set_threads, pin=False)
+    one = DecodedRows(alone, rows, 2 * rounds * steps, partial(threads, stages))
+    both = DecodedRows(runner, rows, 2 * rounds * steps, partial(threads, 1), Pipeline(runner, stages).run)
     divider, ratios, ceilings, times, bubbles = PlanDivider(stages), [], [], [], []
 
     def in_parts(plans: list[StepPlan]) -> list[StepResult]:
         return [alone.run(part.plan) for plan in plans for part in divider.divide(plan)]
 
     for _ in range(rounds):
-        native.set_threads(stages, pin=False)
         seconds, wanted = one.steps(steps)
-        native.set_threads(1, pin=False)
         busy, waited, begun = list(model.seconds), model.waited, time.perf_counter()
         staged, tokens = both.steps(steps)
         took = time.perf_counter() - begun
@@ -83,17 +74,14 @@ def measure_stages(
         bubbles.append([*idle, (model.waited - waited) / took])
         if tokens != wanted:
             raise RuntimeError(f"{stages} stages say other tokens than one worker at {rows} rows")
-        native.set_threads(stages, pin=False)
         divided, more = one.steps(steps, run=in_parts)
-        native.set_threads(1, pin=False)
         if both.steps(steps)[1] != more:
             raise RuntimeError(f"parts of steps say other tokens than {stages} stages at {rows} rows")
         ratios.append(seconds / staged)
         ceilings.append(seconds / divided)
-        times.append((1000 * seconds, 1000 * staged))
-    note = f"{median(pair[1] for pair in times):.2f} ms a step beside {median(pair[0] for pair in times):.2f} ms"
+        times.append((seconds, staged))
     what = f"tokens of {stages} stages, {rows} streams"
-    found = [Result(what, median(ratios), "x", at_least=LEAST, note=note)]
+    found = [Result(what, median(ratios), "x", at_least=LEAST, note=beside(times))]
     found.append(Result(f"the same of one worker that divides its steps into {stages}", median(ceilings), "x"))
     for stage, shares in enumerate(zip(*bubbles, strict=True)):
         found.append(Result(f"bubbles of stage {stage}, {rows} streams", 100 * median(shares), "%"))

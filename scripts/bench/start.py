@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from scripts.bench.common.deployment import ServedDeployment
-from scripts.bench.common.models import ensure
+from scripts.bench.common.models import kept
 from scripts.bench.common.proc import processor
 from scripts.bench.common.report import Result, bench_parser, finish
 from scripts.bench.common.tokens import MODEL
@@ -74,9 +72,7 @@ def main() -> int:
     parser.add_argument("--models", type=Path, help="where model M is, or is made and kept; default: made for this run")
     args = parser.parse_args()
     lines = []
-    with tempfile.TemporaryDirectory() if args.models is None else nullcontext(args.models) as models:
-        made = Path(models) / "M"
-        ensure(made, "M")
+    with kept(args.models, "M") as made:
         for name, model in (("bundled", MODEL), ("M", made)):
             rounds = [measure({"model": str(model)}) for _ in range(WARM_UP + args.rounds)]
             lines += report(name, rounds[WARM_UP:])

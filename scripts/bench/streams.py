@@ -17,25 +17,20 @@ import os
 import time
 from statistics import median
 from time import perf_counter
-from typing import Any
 
-import grpc
 import msgspec
 import uvloop
 
-from protos.pageant.v1 import inference_pb2_grpc
-from scripts.bench.common.clients import Received, ask, full_load, offered
+from scripts.bench.common.clients import Connections, Received, ask, full_load, offered
+from scripts.bench.common.core import WORKER, asked, core_of
 from scripts.bench.common.deployment import LocalDeployment, with_stand_in
 from scripts.bench.common.proc import ProcessUsage, usage
 from scripts.bench.common.report import Result, bench_parser, finish
 from scripts.bench.common.tokens import Speech
 from services.detokenizer.decoder import DecoderFactory
 from services.detokenizer.table import StreamTable
-from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.policy import Policy
-from shared.messages import AddRequest, RequestHeader, StepResult, WorkerCapacity
-from shared.packing import pack_tokens
-from shared.sampling import GenerationDefaults, SamplingParams
+from shared.messages import StepResult, WorkerCapacity
 
 TARGET_TOKENS, TARGET_FIRST_MS = 20_000.0, 3.0
 MAX_IDLE = 10.0  # milliseconds of processor time per second
@@ -77,12 +72,11 @@ def added_to_first_token(address: str) -> list[Result]:
 async def through_the_chain(address: str, pause: float) -> list[float]:
     """Seconds to the first message of each of many requests, one at a time."""
     times = []
-    async with grpc.aio.insecure_channel(address) as channel:
-        stub: Any = inference_pb2_grpc.InferenceStub(channel)
+    async with Connections(address) as made:
         for seed in range(NUM_LONE):
             await asyncio.sleep(pause)
             start, first = perf_counter(), 0.0
-            async for _ in stub.Generate(ask(seed, LONE_TOKENS)):
+            async for _ in made.stubs[0].Generate(ask(seed, LONE_TOKENS)):
                 first = first or perf_counter() - start
             times.append(first)
     return times[NUM_LONE // 10 :]
@@ -90,25 +84,21 @@ async def through_the_chain(address: str, pause: float) -> list[float]:
 
 def in_process(speech: Speech) -> list[float]:
     """Seconds of the work itself: tokenize, schedule, take a token in, detokenize."""
-    core, table = Scheduler(Policy()), StreamTable(DecoderFactory(speech.tokenizer))
-    core.set_detokenizers(["d"])
-    core.add_worker("w", 1, WorkerCapacity(4096, 16, 8, 1024, speech.tokenizer.vocab_size, "m", "float32", "cpu"))
+    capacity = WorkerCapacity(4096, 16, 8, 1024, speech.tokenizer.vocab_size, "m", "float32", "cpu")
+    core, table = core_of(capacity, Policy()), StreamTable(DecoderFactory(speech.tokenizer))
     times = []
     for seed in range(NUM_LONE):
         proto = ask(seed, LONE_TOKENS)
         start = perf_counter()
-        params = SamplingParams(temperature=0.0, max_tokens=LONE_TOKENS, seed=seed, ignore_eos=True)
-        prompt = pack_tokens(speech.tokenizer.encode(proto.text))
-        header = RequestHeader(str(seed), "g")
-        core.add(AddRequest(header, params.resolved(GenerationDefaults(), max_tokens=16), prompt, []), 0.0)
-        plan = core.schedule("w")
+        core.add(asked(str(seed), speech.tokenizer.encode(proto.text), max_tokens=LONE_TOKENS, seed=seed), 0.0)
+        plan = core.schedule(WORKER)
         assert plan is not None
-        core.apply("w", StepResult(plan.epoch, plan.step_id, [1], [speech.token(seed, 0)]))
+        core.apply(WORKER, StepResult(plan.epoch, plan.step_id, [1], [speech.token(seed, 0)]))
         for batch in core.outbound.take_batches().values():
             table.apply(batch)
         table.take_texts()
         times.append(perf_counter() - start)
-        core.abort(header.request_id)
+        core.abort(str(seed))
     return times[NUM_LONE // 10 :]
 
 

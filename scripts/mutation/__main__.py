@@ -21,7 +21,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from queue import SimpleQueue
 
-from scripts.bench.common.report import Result, table
+from scripts.bench.common.report import Result, finish
 from scripts.mutation.faults import SmallFault, faults_of, one_line
 from scripts.mutation.forks import MutantForks
 from scripts.mutation.reach import Reach, measure
@@ -61,8 +61,7 @@ def main() -> int:
             noticed = len(faults) - len(list(try_all(folder, faults, Path(scratch), args.jobs)))
             note, share = f"{noticed} of {len(faults)}", noticed / max(1, len(faults))
             lines.append(Result(f"{folder}: faults noticed", share, "", at_least=SHARE, note=note))
-    print(table(lines))
-    return int(args.check and any(line.missed for line in lines))
+    return finish(lines, check=args.check)
 
 
 Name = tuple[str, str, str, str]

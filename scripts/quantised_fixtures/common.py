@@ -8,6 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Collection
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -40,6 +43,15 @@ def make_base(directory: Path, dtype: torch.dtype, **changes: Any) -> Path:
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE, **changes, dtype=name)).to(dtype)
     model.save_pretrained(directory)
     return directory
+
+
+def make_all(fixtures: Collection[str], make: Callable[[str, Path, Path], None], dtype: torch.dtype) -> None:
+    """Into the folder that the command line names, or those of them that it names behind that."""
+    out, names = Path(sys.argv[1]), sys.argv[2:] or fixtures
+    with tempfile.TemporaryDirectory() as folder:
+        base = make_base(Path(folder) / "base", dtype)
+        for name in (name for name in names if name in fixtures):
+            make(name, base, out)
 
 
 def calibration_tokens(count: int = 8, length: int = 32) -> list[list[int]]:

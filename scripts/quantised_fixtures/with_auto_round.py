@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from scripts.quantised_fixtures.common import keep, make_base, make_tokenizer
+from scripts.quantised_fixtures.common import keep, make_all, make_tokenizer
 
 # name -> (format, arguments)
 FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -90,13 +89,5 @@ def _dequantised_awq(tensors: dict[str, Tensor], scheme: dict[str, Any]) -> dict
     return found
 
 
-def main() -> None:
-    out, names = Path(sys.argv[1]), sys.argv[2:] or list(FIXTURES)
-    with tempfile.TemporaryDirectory() as folder:
-        base = make_base(Path(folder) / "base", torch.float16)
-        for name in names:
-            make(name, base, out)
-
-
 if __name__ == "__main__":
-    main()
+    make_all(FIXTURES, make, torch.float16)

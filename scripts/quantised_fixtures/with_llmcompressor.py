@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from scripts.quantised_fixtures.common import calibration_tokens, keep, make_base, make_tokenizer
+from scripts.quantised_fixtures.common import calibration_tokens, keep, make_all, make_tokenizer
 
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 64, "symmetric": True}
 INT8 = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
@@ -85,13 +84,5 @@ def dequantised(made: Path) -> dict[str, Tensor]:
     return found
 
 
-def main() -> None:
-    out, names = Path(sys.argv[1]), sys.argv[2:] or list(FIXTURES)
-    with tempfile.TemporaryDirectory() as folder:
-        base = make_base(Path(folder) / "base", torch.bfloat16)
-        for name in names:
-            make(name, base, out)
-
-
 if __name__ == "__main__":
-    main()
+    make_all(FIXTURES, make, torch.bfloat16)

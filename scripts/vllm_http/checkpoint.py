@@ -7,9 +7,11 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 from scripts.bench.common.adapters import write_adapter
 from scripts.bench.common.models import write_config, write_weights
+from scripts.vllm_http.server import ADAPTER, CLASSIFIER, EMBEDDER, MODEL, REASONER
 from scripts.vllm_http.states import make_stateful
 
 TOKENIZER = "tokenizers/qwen3"  # in the folder of test data
@@ -25,49 +27,29 @@ CONFIG = {
 }  # fmt: skip
 
 
-def make(directory: Path) -> None:
-    """Raises FileNotFoundError where the tokenizer is not among the test data."""
+CHECKPOINTS: dict[str, tuple[dict[str, Any], bool | None]] = {  # what differs; whether it thinks, if it says anything
+    MODEL: ({}, False),
+    REASONER: ({}, True),
+    CLASSIFIER: ({"architectures": ["Qwen3ForSequenceClassification"], "id2label": LABELS}, None),
+    EMBEDDER: ({"hidden_size": 384, "tie_word_embeddings": True}, None),  # as many components as multilingual-e5-small
+}
+
+
+def make_all(directory: Path) -> dict[str, str]:
+    """Their directories, and that of an adapter, by the variables that name them.
+
+    Raises FileNotFoundError where the tokenizer is not among the test data.
+    """
     data = Path(os.environ.get("PAGEANT_TEST_DATA", Path(__file__).parents[3] / "shared/data"))
-    directory.mkdir(parents=True)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(data / TOKENIZER / file, directory)
-    _write(directory, thinks=False)
-
-
-def make_reasoner(directory: Path, model: Path) -> None:
-    """Beside the model, of the same tokenizer: one that thinks before it answers."""
-    directory.mkdir(parents=True)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(model / file, directory)
-    _write(directory, thinks=True)
-
-
-def make_classifier(directory: Path, model: Path) -> None:
-    """Beside the model, of the same tokenizer: two labels."""
-    directory.mkdir(parents=True)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(model / file, directory)
-    config = CONFIG | {"architectures": ["Qwen3ForSequenceClassification"], "id2label": LABELS}
-    write_weights(directory, config)
-    write_config(directory, config)
-
-
-def make_embedder(directory: Path, model: Path) -> None:
-    """Beside the model, of the same tokenizer: one whose vectors have as many components as multilingual-e5-small's."""
-    directory.mkdir(parents=True)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(model / file, directory)
-    config = CONFIG | {"hidden_size": 384, "tie_word_embeddings": True}
-    write_weights(directory, config)
-    write_config(directory, config)
-
-
-def make_adapter(directory: Path, model: Path) -> None:
-    """One that changes little, so that it ends its turns as the model does."""
-    write_adapter(model, directory, scale=0.001, base_model_name_or_path=str(model))
-
-
-def _write(directory: Path, *, thinks: bool) -> None:
-    write_weights(directory, CONFIG)
-    make_stateful(directory / "model.safetensors", directory / "tokenizer.json", thinks=thinks)
-    write_config(directory, CONFIG)
+    for variable, (changes, thinks) in CHECKPOINTS.items():
+        made = directory / variable
+        made.mkdir(parents=True)
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(data / TOKENIZER / file, made)
+        write_weights(made, CONFIG | changes)
+        if thinks is not None:
+            make_stateful(made / "model.safetensors", made / "tokenizer.json", thinks=thinks)
+        write_config(made, CONFIG | changes)
+    model = directory / MODEL  # the adapter changes little, so that it ends its turns as the model does
+    write_adapter(model, directory / ADAPTER, scale=0.001, base_model_name_or_path=str(model))
+    return {variable: str(directory / variable) for variable in (*CHECKPOINTS, ADAPTER)}

@@ -12,10 +12,9 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from scripts.vllm_http.checkpoint import make, make_adapter, make_classifier, make_embedder, make_reasoner
-from scripts.vllm_http.plugin_names import OUTCOMES, SOURCE
+from scripts.vllm_http.checkpoint import make_all
 from scripts.vllm_http.reasons import FILES, is_http, reason_of
-from scripts.vllm_http.server import ADAPTER, CLASSIFIER, EMBEDDER, MODEL, REASONER
+from scripts.vllm_http.server import MODEL, OUTCOMES, SOURCE
 
 TREE = Path(__file__).parents[2]
 TEST_SECONDS = 300
@@ -32,14 +31,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="pageant-vllm-") as directory:
         kept = arguments.outcomes or Path(directory) / "outcomes.json"
         if MODEL not in os.environ:
-            model = Path(directory) / "model"
-            make(model)
-            make_classifier(Path(directory) / "classifier", model)
-            make_adapter(Path(directory) / "adapter", model)
-            make_reasoner(Path(directory) / "reasoner", model)
-            make_embedder(Path(directory) / "embedder", model)
-            made = {CLASSIFIER: "classifier", ADAPTER: "adapter", REASONER: "reasoner", EMBEDDER: "embedder"}
-            os.environ |= {MODEL: str(model)} | {name: f"{directory}/{folder}" for name, folder in made.items()}
+            os.environ |= make_all(Path(directory))
         run(files, kept.absolute(), arguments.k)
         sys.exit(report(json.loads(kept.read_text()) if kept.exists() else {}))
 

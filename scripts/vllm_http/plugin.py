@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from scripts.vllm_http.imports import install
-from scripts.vllm_http.plugin_names import OUTCOMES, SOURCE
 from scripts.vllm_http.reasons import never_ends
-from scripts.vllm_http.server import ADAPTER, MODEL, RemoteOpenAIServer
+from scripts.vllm_http.server import ADAPTER, MODEL, OUTCOMES, SOURCE, RemoteOpenAIServer
 from shared.version import VERSION
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,8 +12,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
+
+from services.cli.addresses import free_port
 
 READY_SECONDS = 600  # also where other work shares the processors
 STOP_SECONDS = 20
@@ -28,6 +30,8 @@ EMBEDDER = "PAGEANT_VLLM_EMBEDDER"  # one of so many components
 EMBEDDERS = ("intfloat/multilingual-e5-small",)  # as this has
 REASONER = "PAGEANT_VLLM_REASONER"  # one that thinks, where a test's server has a reasoning parser
 LOGS = "PAGEANT_VLLM_LOGS"  # a folder in which the logs of all servers are kept, one file for each
+OUTCOMES = "PAGEANT_VLLM_OUTCOMES"  # the file in which outcomes are kept, as JSON by test
+SOURCE = "PAGEANT_VLLM_SOURCE"  # an unpacked source distribution of vLLM
 MODEL = "PAGEANT_VLLM_MODEL"  # in the environment: the checkpoint that is served in place of the one that a test names
 
 FLAGS = {  # of `vllm serve`, whose value a setting of Pageant's takes
@@ -60,7 +64,7 @@ class RemoteOpenAIServer:
 
     def __init__(self, model: str, vllm_serve_args: Sequence[str], **_: Any) -> None:
         self.host = "127.0.0.1"
-        self.port = _port_of(vllm_serve_args) or _free_port()
+        self.port = _port_of(vllm_serve_args) or free_port()
         self._directory = tempfile.TemporaryDirectory(prefix="pageant-vllm-")
         path = Path(self._directory.name)
         self._log = path / "serve.log"
@@ -124,27 +128,20 @@ class RemoteOpenAIServer:
         return "/".join([self.url_root, *(part.strip("/") for part in parts if part)])
 
     def get_client(self, **options: Any) -> Any:
-        import openai
-
-        return openai.OpenAI(base_url=self.url_for("v1"), **self._of_client(options))
+        return self._client("openai", "OpenAI", "v1", options)
 
     def get_async_client(self, **options: Any) -> Any:
-        import openai
-
-        return openai.AsyncOpenAI(base_url=self.url_for("v1"), **self._of_client(options))
+        return self._client("openai", "AsyncOpenAI", "v1", options)
 
     def get_client_anthropic(self, **options: Any) -> Any:
-        import anthropic
-
-        return anthropic.Anthropic(base_url=self.url_root, **self._of_client(options))
+        return self._client("anthropic", "Anthropic", "", options)
 
     def get_async_client_anthropic(self, **options: Any) -> Any:
-        import anthropic
+        return self._client("anthropic", "AsyncAnthropic", "", options)
 
-        return anthropic.AsyncAnthropic(base_url=self.url_root, **self._of_client(options))
-
-    def _of_client(self, options: dict[str, Any]) -> dict[str, Any]:
-        return {"api_key": self.DUMMY_API_KEY, "max_retries": 0, "timeout": CLIENT_SECONDS} | options
+    def _client(self, package: str, kind: str, path: str, options: dict[str, Any]) -> Any:
+        own = {"api_key": self.DUMMY_API_KEY, "max_retries": 0, "timeout": CLIENT_SECONDS}
+        return getattr(import_module(package), kind)(base_url=self.url_for(path), **own | options)
 
 
 def settings_of(arguments: Sequence[str]) -> dict[str, str]:
@@ -185,10 +182,3 @@ def _flags(arguments: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
 def _port_of(arguments: Sequence[str]) -> int:
     return next((int(values[0]) for word, values in _flags(arguments) if word == "--port"), 0)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port

@@ -44,7 +44,7 @@ class Catalogue:
     def __init__(self, shape: GpuModelShape, dtype: torch.dtype) -> None:
         self._shape, self._dtype = shape, dtype
         self._context = min(600, shape.max_position_embeddings)  # longer than a part, where it can be
-        heads = (shape.num_heads // shape.num_kv_heads, shape.head_dim)
+        heads = (shape.num_attention_heads // shape.num_key_value_heads, shape.head_dim)
         known = AttentionShape((heads,), shape.max_position_embeddings)
         self._kernels: Kernels = triton_kernels(known)
         self._early = triton_kernels(known, early=True)
@@ -61,7 +61,7 @@ class Catalogue:
         yield from self._adapters()
 
     def _adapters(self) -> Iterator[tuple[str, Launch]]:
-        size, adapters = self._shape.head_dim * self._shape.num_heads, torch.zeros(ROWS, dtype=torch.int64)
+        size, adapters = self._shape.head_dim * self._shape.num_attention_heads, torch.zeros(ROWS, dtype=torch.int64)
         for rank in (16, 256):
             weights = LoraWeights.empty((size, 64, 64), size, 2, rank, self._dtype)
             x, y = (torch.zeros(ROWS, n, dtype=self._dtype) for n in (size, size + 128))
@@ -84,8 +84,8 @@ class Catalogue:
         shape, kernels = self._shape, self._kernels
         tables = torch.zeros(ROWS, -(-self._context // BLOCK), dtype=torch.int64)
         plan = kernels.plan_attention([queries] * ROWS, [self._context] * ROWS, tables, BLOCK, [window])
-        query = torch.zeros(queries * ROWS, shape.num_heads, shape.head_dim, dtype=self._dtype)
-        held = torch.zeros(shape.num_heads) if sinks else None
+        query = torch.zeros(queries * ROWS, shape.num_attention_heads, shape.head_dim, dtype=self._dtype)
+        held = torch.zeros(shape.num_attention_heads) if sinks else None
         return kernels.paged_attention(query, self._cache(kv_dtype), plan, shape.head_dim**-0.5, window, softcap, held)
 
     def _latents(self) -> Iterator[tuple[str, Launch]]:
@@ -106,7 +106,7 @@ class Catalogue:
         return kernels.paged_attention(query, cache, plan, 0.1, 0)
 
     def _cache(self, dtype: torch.dtype) -> KVCache:
-        heads = self._shape.num_kv_heads
+        heads = self._shape.num_key_value_heads
         keys, values = (torch.zeros(ROWS, BLOCK, heads, self._shape.head_dim).to(dtype) for _ in range(2))
         if dtype == torch.int8:
             return KVCache(keys, values, *(torch.zeros(ROWS, BLOCK, heads) for _ in range(2)))
@@ -116,23 +116,23 @@ class Catalogue:
 
     def _layers(self) -> Iterator[tuple[str, Launch]]:
         shape, kernels, dtype = self._shape, self._kernels, self._dtype
-        x, weight = torch.zeros(ROWS, shape.hidden, dtype=dtype), torch.zeros(shape.hidden, dtype=dtype)
+        x, weight = torch.zeros(ROWS, shape.hidden_size, dtype=dtype), torch.zeros(shape.hidden_size, dtype=dtype)
         yield "rms_norm", lambda: kernels.rms_norm(x, weight, 1e-5)
         yield "add_rms_norm", lambda: kernels.add_rms_norm(x, x, weight, 1e-5)
         yield "layer_norm", lambda: kernels.layer_norm(x, weight, None, 1e-5)
         yield "layer_norm, bias", lambda: kernels.layer_norm(x, weight, weight, 1e-5)
-        gates = torch.zeros(ROWS, 2 * shape.inner, dtype=dtype)
+        gates = torch.zeros(ROWS, 2 * shape.intermediate_size, dtype=dtype)
         for kind in activation.GATED:
             yield f"gated_activation, {kind}", lambda k=kind: kernels.gated_activation(gates, k)  # type: ignore[misc]
         for kind in activation.PLAIN:
             yield f"activation, {kind}", lambda k=kind: kernels.activation(gates, k)  # type: ignore[misc]
-        packed = linear_int8.pack_linear(torch.zeros(shape.inner, shape.hidden, dtype=dtype))
+        packed = linear_int8.pack_linear(torch.zeros(shape.intermediate_size, shape.hidden_size, dtype=dtype))
         for num_rows in (1, 48, 200):
             some = x[:1].expand(num_rows, -1)
             yield f"linear_int8, {num_rows} rows", lambda s=some: kernels.linear_int8(s, packed, None)  # type: ignore[misc]
-        plain = linear.pack_linear(torch.zeros(shape.inner, shape.hidden, dtype=dtype))
-        yield "linear, 1 row", lambda: kernels.linear(x[:1], plain, weight[:1].expand(shape.inner))
-        for kind, codes in decoded_kinds(shape.inner, shape.hidden).items():
+        plain = linear.pack_linear(torch.zeros(shape.intermediate_size, shape.hidden_size, dtype=dtype))
+        yield "linear, 1 row", lambda: kernels.linear(x[:1], plain, weight[:1].expand(shape.intermediate_size))
+        for kind, codes in decoded_kinds(shape.intermediate_size, shape.hidden_size).items():
             if kind.startswith("E4M3"):
                 octets = linear_fp8.pack_codes(codes), linear_fp8.pack_linear(plain.weight)
                 for packed_octets in octets:
@@ -144,14 +144,14 @@ class Catalogue:
             for num_rows in (1, 200) if kind.startswith("4") else (200,):
                 for some in (x[:1].expand(num_rows, -1), x[:1].float().expand(num_rows, -1)):
                     yield f"{kind}, {num_rows} rows", lambda s=some, w=decoded: kernels.linear(s, w, None)  # type: ignore[misc]
-        heads = shape.num_heads + 2 * shape.num_kv_heads
+        heads = shape.num_attention_heads + 2 * shape.num_key_value_heads
         qkv = torch.zeros(ROWS, heads, shape.head_dim, dtype=dtype)
         turns = torch.zeros(ROWS, 1, shape.head_dim, dtype=dtype)
         scale = torch.zeros(shape.head_dim, dtype=dtype)
         norm = HeadNorm(scale, scale, 1e-6)
         slots = torch.arange(ROWS)
         yield "rotary", lambda: kernels.rotary(qkv, turns, turns)
-        kv = qkv[:, -shape.num_kv_heads :]
+        kv = qkv[:, -shape.num_key_value_heads :]
         for name, kv_dtype in (("", dtype), (", int8 cache", torch.int8), (", fp8 cache", FP8)):
             cache = self._cache(kv_dtype)
             yield f"store_kv{name}", lambda cache=cache: kernels.store_kv(kv, kv, cache, slots)  # type: ignore[misc]
@@ -162,20 +162,20 @@ class Catalogue:
     def _early_ones(self) -> Iterator[tuple[str, Launch]]:
         """What a step of one token launches, where kernels may begin before the ones before them have ended."""
         shape, kernels, dtype = self._shape, self._early, self._dtype
-        x, weight = torch.zeros(1, shape.hidden, dtype=dtype), torch.zeros(shape.hidden, dtype=dtype)
+        x, weight = torch.zeros(1, shape.hidden_size, dtype=dtype), torch.zeros(shape.hidden_size, dtype=dtype)
         yield "early: rms_norm", lambda: kernels.rms_norm(x, weight, 1e-5)
         yield "early: add_rms_norm", lambda: kernels.add_rms_norm(x, x, weight, 1e-5)
-        plain = linear.pack_linear(torch.zeros(shape.inner, shape.hidden, dtype=dtype))
+        plain = linear.pack_linear(torch.zeros(shape.intermediate_size, shape.hidden_size, dtype=dtype))
         yield "early: linear", lambda: kernels.linear(x, plain, None)
-        gates = torch.zeros(1, 2 * shape.inner, dtype=dtype)
+        gates = torch.zeros(1, 2 * shape.intermediate_size, dtype=dtype)
         yield "early: gated_activation", lambda: kernels.gated_activation(gates, "silu")
         yield "early: activation", lambda: kernels.activation(gates, "gelu_tanh")
-        qkv = torch.zeros(1, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim, dtype=dtype)
+        qkv = torch.zeros(1, shape.num_attention_heads + 2 * shape.num_key_value_heads, shape.head_dim, dtype=dtype)
         turns, cache = torch.zeros(1, 1, shape.head_dim, dtype=dtype), self._cache(dtype)
         yield "early: rotary_store", lambda: kernels.rotary_store(qkv, turns, turns, None, cache, torch.arange(1))
         tables = torch.zeros(1, -(-self._context // BLOCK), dtype=torch.int64)
         plan = kernels.plan_attention([1], [self._context], tables, BLOCK, [0])
-        query = torch.zeros(1, shape.num_heads, shape.head_dim, dtype=dtype)
+        query = torch.zeros(1, shape.num_attention_heads, shape.head_dim, dtype=dtype)
         yield "early: attention", lambda: kernels.paged_attention(query, cache, plan, shape.head_dim**-0.5, 0)
 
     def _linear_attention(self) -> Iterator[tuple[str, Launch]]:
@@ -190,7 +190,7 @@ class Catalogue:
         yield "gated_delta_rule", lambda: kernels.gated_delta_rule(keys, keys, values, gates, gates, states, plan)
 
     def _experts(self) -> Iterator[tuple[str, Launch]]:
-        hidden, dtype, kernels = self._shape.hidden, self._dtype, self._kernels
+        hidden, dtype, kernels = self._shape.hidden_size, self._dtype, self._kernels
         for name, routing in ROUTINGS.items():
             logits, correction = torch.zeros(ROWS, EXPERTS), torch.zeros(EXPERTS) if routing.groups > 1 else None
             yield f"route: {name}", lambda r=routing, z=logits, c=correction: kernels.route(z, r, c)  # type: ignore[misc]
@@ -207,7 +207,7 @@ class Catalogue:
                 yield f"experts, {num_rows} rows, {name}", partial(self._mix, num_rows, coded, out)
 
     def _mix(self, num_rows: int, gate_up: ExpertWeights, down: ExpertWeights) -> Tensor:
-        x = torch.zeros(num_rows, self._shape.hidden, dtype=self._dtype)
+        x = torch.zeros(num_rows, self._shape.hidden_size, dtype=self._dtype)
         ids, weights = torch.zeros(num_rows, 4, dtype=torch.int64), torch.zeros(num_rows, 4)
         return self._kernels.experts(x, ids, weights, gate_up, down, "silu", True)
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from protos.pageant.v1 import inference_pb2
+from shared.client.client import sampling_proto
 from shared.pieces import TokenPieces
 from shared.tokenization import load_tokenizer
 
@@ -52,12 +53,12 @@ class Case(msgspec.Struct, frozen=True):
 
 def plain_cases(per_kind: int, max_tokens: int) -> list[Case]:
     """Those that need to know nothing of the model's output; lengths vary around `max_tokens`."""
-    made = []
-    for kind, sampling in PLAIN.items():
-        for index in range(per_kind):
-            length = max_tokens * (75 + 50 * index // per_kind) // 100
-            made.append(Case(kind, _ask(index, max_tokens=length, ignore_eos=True, **sampling)))
-    return made
+    lengths = [max_tokens * (75 + 50 * index // per_kind) // 100 for index in range(per_kind)]
+    return [
+        Case(kind, _ask(index, max_tokens=length, ignore_eos=True, **sampling))
+        for kind, sampling in PLAIN.items()
+        for index, length in enumerate(lengths)
+    ]
 
 
 def adapter_cases(per_kind: int, max_tokens: int, adapters: Sequence[str]) -> list[Case]:
@@ -86,12 +87,8 @@ def byte_cases(per_kind: int, max_tokens: int, model: Path) -> list[Case]:
     tokenizer = load_tokenizer(model)
     pieces = TokenPieces(tokenizer)
     broken = [token for token in range(tokenizer.vocab_size) if _is_part(pieces.of(token))]
-    made = []
-    for index in range(per_kind):
-        request = _ask(index, max_tokens=max_tokens, temperature=1.0, ignore_eos=True)
-        request.sampling.allowed_token_ids.ids.extend(broken)
-        made.append(Case("bytes", request))
-    return made
+    sampling = {"max_tokens": max_tokens, "temperature": 1.0, "ignore_eos": True, "allowed_token_ids": broken}
+    return [Case("bytes", _ask(index, **sampling)) for index in range(per_kind)]
 
 
 def grammar_cases(per_kind: int, max_tokens: int) -> list[Case]:
@@ -101,15 +98,14 @@ def grammar_cases(per_kind: int, max_tokens: int) -> list[Case]:
     """
     made = []
     for index in range(per_kind):
-        request = _ask(index, max_tokens=2 * max_tokens, temperature=0.8)
         if index % 2:
             count = max_tokens // WORD_TOKENS + index
-            request.sampling.grammar.regex = rf"({WORD} ){{{count}}}{WORD}\."
+            grammar = {"regex": rf"({WORD} ){{{count}}}{WORD}\."}
         else:
             count = max_tokens // PERSON_TOKENS + index
             schema = {"type": "array", "items": PERSON, "minItems": count, "maxItems": count}
-            request.sampling.grammar.json_schema = json.dumps(schema)
-        made.append(Case("grammar", request))
+            grammar = {"json_schema": json.dumps(schema)}
+        made.append(Case("grammar", _ask(index, max_tokens=2 * max_tokens, temperature=0.8, grammar=grammar)))
     return made
 
 
@@ -130,11 +126,5 @@ def _is_part(piece: bytes) -> bool:
 
 def _ask(index: int, **sampling: Any) -> Any:
     text = f"{OPENINGS[index % len(OPENINGS)]} {'and then ' * (index // len(OPENINGS))}".strip()
-    request = inference_pb2.GenerateRequest(text=text, stream={"return_token_ids": True})
-    request.sampling.seed = 1000 + index
-    for name, value in sampling.items():
-        if isinstance(value, list):
-            getattr(request.sampling, name).extend(value)
-        else:
-            setattr(request.sampling, name, value)
-    return request
+    chosen = sampling_proto({"seed": 1000 + index} | sampling)
+    return inference_pb2.GenerateRequest(text=text, stream={"return_token_ids": True}, sampling=chosen)

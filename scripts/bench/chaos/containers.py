@@ -13,13 +13,13 @@ import grpc
 
 from protos.pageant.v1 import inference_pb2, inference_pb2_grpc
 from scripts.bench.chaos.faults import Fault, FaultStage
+from scripts.bench.common.clients import OPTIONS
 from scripts.bench.common.stack import CLEAR_LINE, DockerError, Stack
 
 NETWORK = "default"
 DIALS = 60  # connections made until one leads to the gateway that is wanted
 REFUSED_SECONDS, REFUSED_POLL = 20.0, 0.3
 LOG_SECONDS = 5.0  # until a line must be in a container's log
-OWN_POOL = [("grpc.use_local_subchannel_pool", 1)]  # a connection of one's own
 
 
 class Containers(FaultStage):
@@ -50,7 +50,7 @@ class Containers(FaultStage):
 
     def other_channel(self) -> Any:
         """A connection to whichever gateway the kernel gives it to."""
-        return grpc.aio.insecure_channel(self.stack.address, options=OWN_POOL)
+        return grpc.aio.insecure_channel(self.stack.address, options=OPTIONS)
 
     async def harm(self, fault: Fault) -> None:
         names = [name for name in await self._names(fault.service) if name != self._spared]

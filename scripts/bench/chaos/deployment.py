@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,6 +18,8 @@ from typing import Any
 import grpc
 
 from scripts.bench.chaos.faults import Fault, FaultStage
+from scripts.bench.common.deployment import signal_all
+from scripts.bench.common.proc import tree
 from services.cli.addresses import free_port
 from services.cli.processes import METRICS_PORTS, PLACES, Starter, start_fork_servers
 from services.cli.supervisor import KILL_AFTER, ChildProcess, Role, Supervisor
@@ -74,35 +75,28 @@ class ChaosDeployment(FaultStage):
         self._num_fetched_before = count
 
     async def harm(self, fault: Fault) -> None:
+        if fault.kind == "restart":
+            if children := self._victims(fault.service):
+                self.supervisor.dismiss(children[fault.which % len(children)], replace=True)
+            return
         if fault.service == RANK:
-            await self._harm_rank(fault)
-            return
-        children = [child for child in self.supervisor.cast(fault.service) if child.alive]
-        if fault.service == "gateway":
-            children = [child for child in children if child.role.index > 0]
-        if not children:
-            return
-        child = children[fault.which % len(children)]
-        if fault.kind == "kill":
-            self.signal(child, signal.SIGKILL)
-        elif fault.kind == "restart":
-            self.supervisor.dismiss(child, replace=True)
+            leaders = [child.pid for child in self.supervisor.cast("worker") if child.pid]
+            pids = [pid for one in leaders for pid in tree(one)[1:]]
         else:
-            self.signal(child, signal.SIGSTOP)
-            await asyncio.sleep(fault.duration)
-            self.signal(child, signal.SIGKILL if fault.is_deadly else signal.SIGCONT)
-
-    async def _harm_rank(self, fault: Fault) -> None:
-        leaders = [child.pid for child in self.supervisor.cast("worker") if child.pid]
-        pids = [pid for one in leaders for pid in children_of(one)]
+            pids = [child.pid for child in self._victims(fault.service) if child.pid]
         if not pids:
             return
         pid = pids[fault.which % len(pids)]
-        with contextlib.suppress(ProcessLookupError):  # it may end with its group meanwhile
+        with contextlib.suppress(ProcessLookupError):  # it may end meanwhile: a rank with its group
             os.kill(pid, signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
             if fault.kind == "freeze":
                 await asyncio.sleep(fault.duration)
                 os.kill(pid, signal.SIGKILL if fault.is_deadly else signal.SIGCONT)
+
+    def _victims(self, service: str) -> list[ChildProcess]:
+        """The live processes of a service, without the streams' own gateway."""
+        children = [child for child in self.supervisor.cast(service) if child.alive]
+        return [child for child in children if service != "gateway" or child.role.index > 0]
 
     async def set_count(self, service: str) -> None:
         self.supervisor.scale(service, self.counts[service])
@@ -119,10 +113,6 @@ class ChaosDeployment(FaultStage):
             while not all(self.starter.is_ready(child) for child in self.supervisor.children):  # noqa: ASYNC110
                 await asyncio.sleep(TURN)
 
-    def signal(self, child: ChildProcess, number: signal.Signals) -> None:
-        if child.pid:
-            os.kill(child.pid, number)
-
 
 def settings_of(settings: Settings, num_prefill: int, role: Role) -> Settings:
     if role.service != "worker" or not num_prefill:
@@ -133,12 +123,6 @@ def settings_of(settings: Settings, num_prefill: int, role: Role) -> Settings:
 def read_page(url: str) -> str:
     with urllib.request.urlopen(url, timeout=2.0) as answer:  # of this host
         return str(answer.read().decode())
-
-
-def children_of(pid: int) -> list[int]:
-    """Processes that this one has started."""
-    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, check=False).stdout
-    return [int(word) for word in found.split()]
 
 
 @asynccontextmanager
@@ -154,8 +138,7 @@ async def deployed(
         yield deployment
     finally:
         looking.cancel()
-        for child in deployment.supervisor.children:
-            deployment.signal(child, signal.SIGCONT)
+        signal_all([child.pid for child in deployment.supervisor.children if child.pid], signal.SIGCONT)
         deployment.supervisor.stop(settings.deployment.drain_timeout)
         deployment.fork_servers.close()
 

@@ -75,6 +75,9 @@ class FaultStage(ABC):
     async def set_count(self, service: str) -> None:
         """Have as many processes of a service as `counts` says."""
 
+    async def count_moves(self) -> None:
+        """Add what has moved since the last time, where that is known."""
+
     async def inflict(self, fault: Fault) -> Inflicted:
         """Let it happen, and note when."""
         begun = time.monotonic()

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,6 +48,7 @@ from scripts.bench.common.host import cores_taken
 from scripts.bench.common.report import bench_parser
 from scripts.bench.common.stack import Stack
 from scripts.bench.common.tokens import MODEL
+from scripts.bench.common.turns import say
 from services.cli.addresses import free_port
 from services.cli.tables import aligned
 from shared.config import Settings
@@ -118,15 +118,12 @@ async def perform(directory: Path, order: ChaosOrder, draft: str = "off", shape:
         runtime_dir=str(directory / "run"), port=consecutive_ports(), http_port=-1,
         num_threads=1, num_blocks=2048, log_format="json", drain_timeout=1.0, **group,
     )  # fmt: skip
-    counts = COUNTS if draft == "off" else {**COUNTS, "draft": 1}
-    if processes > 1:
-        counts = {**counts, RANK: processes - 1}
-    if shape.stores:
-        counts = {**counts, "store": shape.stores}
-    counts = {**counts, "worker": counts["worker"] + shape.prefill}
+    wanted = COUNTS | {"draft": int(draft != "off"), RANK: processes - 1, "store": shape.stores}
+    wanted["worker"] += shape.prefill
+    counts = {service: count for service, count in wanted.items() if count}
     async with deployed(settings, counts, directory / "logs", shape.prefill) as deployment:
         own = ADAPTERS if processes == 1 else ()
-        result = await act(deployment, msgspec.structs.replace(order, adapters=own), deployment.count_moves)
+        result = await act(deployment, msgspec.structs.replace(order, adapters=own))
         result.num_fetched_tokens = deployment.num_fetched_tokens
     lines = "".join(path.read_text(encoding="utf-8") for path in (directory / "logs").glob("scheduler*"))
     result.num_handed_over = lines.count('"sequence_handed_over"')
@@ -150,19 +147,15 @@ def containers(directory: Path, draft: str = "off") -> Iterator[Containers]:
         stack.down()
 
 
-async def nothing() -> None:
-    """What is done after a fault where nothing is to be counted."""
-
-
-async def act(stage: FaultStage, order: ChaosOrder, count: Callable[[], Awaitable[None]] = nothing) -> ChaosResult:
-    """Note what every case gives undisturbed, and then what each gives while faults happen; `count` after each."""
+async def act(stage: FaultStage, order: ChaosOrder) -> ChaosResult:
+    """Note what every case gives undisturbed, and then what each gives while faults happen."""
     async with stage.own_channel() as channel:
         calm: list[ReceiptTimes] = []
         cases = await _cases(channel, order)
         wanted = await _together(channel, cases, calm)
         clients = [Repetition(case, outputs) for case, outputs in zip(cases, wanted, strict=True)]
         faults = schedule(order.num_faults, order.seed, stage.pairs)
-        return await _disturb(stage, channel, clients, calm, faults, count)
+        return await _disturb(stage, channel, clients, calm, faults)
 
 
 async def _cases(channel: Any, order: ChaosOrder) -> list[Case]:
@@ -189,12 +182,7 @@ async def _together(channel: Any, cases: list[Case], calm: list[ReceiptTimes]) -
 
 
 async def _disturb(
-    stage: FaultStage,
-    channel: Any,
-    clients: list[Repetition],
-    calm: list[ReceiptTimes],
-    faults: list[Fault],
-    count: Callable[[], Awaitable[None]],
+    stage: FaultStage, channel: Any, clients: list[Repetition], calm: list[ReceiptTimes], faults: list[Fault]
 ) -> ChaosResult:
     begun, stop = time.monotonic(), asyncio.Event()
     arrivals, inflicted = [client.arrivals for client in clients], []
@@ -208,7 +196,7 @@ async def _disturb(
             inflicted.append(await stage.inflict(fault))
             if not fault.overlaps:
                 await until_flowing(arrivals)
-            await count()
+            await stage.count_moves()
             _progress(number + 1, len(faults), inflicted[-1], clients)
             await asyncio.sleep(fault.gap)
         await until_flowing(arrivals)
@@ -245,8 +233,7 @@ async def _leftovers(stage: FaultStage) -> str:
 
 def _progress(number: int, total: int, last: Inflicted, clients: list[Repetition]) -> None:
     num_streams, num_wrong = sum(c.num_streams for c in clients), sum(len(c.wrong) for c in clients)
-    text = f"{number}/{total} {last.fault.kind} {last.fault.service}: {num_streams} streams, {num_wrong} wrong"
-    print(text, file=sys.stderr, flush=True)
+    say(f"{number}/{total} {last.fault.kind} {last.fault.service}: {num_streams} streams, {num_wrong} wrong")
 
 
 def table(result: ChaosResult) -> str:

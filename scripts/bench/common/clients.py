@@ -14,8 +14,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol, Self, TypeVar
 
 import grpc
 import msgspec
@@ -23,10 +23,26 @@ import uvloop
 
 from protos.pageant.v1 import inference_pb2, inference_pb2_grpc
 from scripts.bench.common.tokens import Speech
+from shared.client.client import sampling_proto
 
 PROMPT_WORDS = 24
 OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
 PATIENCE = 60.0  # seconds for the last requests to end
+
+
+class Connections:
+    """Several to one gateway, as different clients have them; made and closed in a running event loop."""
+
+    def __init__(self, address: str, count: int = 1) -> None:
+        self.channels: list[Any] = [grpc.aio.insecure_channel(address, options=OPTIONS) for _ in range(count)]
+        self.stubs: list[Any] = [inference_pb2_grpc.InferenceStub(channel) for channel in self.channels]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        for channel in self.channels:
+            await channel.close()
 
 
 class Received(msgspec.Struct):
@@ -119,6 +135,12 @@ def ask(seed: int, num_tokens: int) -> Any:
     return request
 
 
+def ask_of(token_ids: Iterable[int], **sampling: Any) -> Any:
+    """A request with these tokens as its prompt, whose answer tells its tokens."""
+    chosen, stream = sampling_proto(sampling), inference_pb2.StreamOptions(return_token_ids=True)
+    return inference_pb2.GenerateRequest(token_ids={"ids": token_ids}, stream=stream, sampling=chosen)
+
+
 async def report(load: OfferedLoad) -> None:
     while True:
         print(load.line(), flush=True)
@@ -127,13 +149,10 @@ async def report(load: OfferedLoad) -> None:
 
 async def run(address: str, streams: int, seconds: float, num_tokens: int, num_channels: int) -> OfferedLoad:
     load = OfferedLoad(Speech(), num_tokens, time.monotonic() + seconds)
-    channels: list[Any] = [grpc.aio.insecure_channel(address, options=OPTIONS) for _ in range(num_channels)]
-    stubs: list[Any] = [inference_pb2_grpc.InferenceStub(channel) for channel in channels]
-    reporting = asyncio.create_task(report(load))
-    await asyncio.gather(*(load.stream(stubs[index % num_channels]) for index in range(streams)))
-    reporting.cancel()
-    for channel in channels:
-        await channel.close()
+    async with Connections(address, num_channels) as made:
+        reporting = asyncio.create_task(report(load))
+        await asyncio.gather(*(load.stream(made.stubs[index % num_channels]) for index in range(streams)))
+        reporting.cancel()
     return load
 
 

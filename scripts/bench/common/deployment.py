@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -19,8 +20,9 @@ from typing import Any, Self
 
 import grpc
 
-from protos.pageant.v1 import control_pb2, control_pb2_grpc, inference_pb2_grpc
-from scripts.bench.common.proc import ProcessUsage, command, tree, tree_cpu_seconds, usage
+from protos.pageant.v1 import control_pb2, control_pb2_grpc
+from scripts.bench.common.clients import OPTIONS, Connections
+from scripts.bench.common.proc import ProcessUsage, service_pids, tree, tree_cpu_seconds, usage
 from scripts.bench.common.tokens import MODEL
 from services.cli.addresses import with_port
 from services.cli.client import TerminalClient
@@ -32,7 +34,6 @@ READY_SECONDS = 300  # until all serve: a busy machine takes its time to load to
 STOP_SECONDS, SERVE_STOP_SECONDS = 10, 30
 REQUEST_SECONDS = 900
 NEVER = 1e6  # seconds: a deployment that is stopped by signal must not take its own silence for a death
-OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
 COUNTS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 
 Request = Any  # a pageant.v1.GenerateRequest
@@ -71,7 +72,7 @@ def with_stand_in(
 
 @contextmanager
 def with_worker(
-    worker: Sequence[str],
+    worker: Sequence[str] = ("-m", "services.worker"),
     *,
     modules: Mapping[str, Sequence[str]] | None = None,
     **settings: object,
@@ -105,6 +106,13 @@ def wait_until_serving(address: str, check: Callable[[], None]) -> None:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"the deployment does not serve within {READY_SECONDS} s")
             time.sleep(0.05)
+
+
+def log_lines(log: Path) -> Iterator[dict[str, Any]]:
+    """What a service that logs JSON has said; without other lines, and one that is not written to its end yet."""
+    for text in log.read_text(encoding="utf-8").splitlines():
+        if text.startswith("{") and text.endswith("}"):
+            yield json.loads(text)
 
 
 def stop(children: Collection[subprocess.Popen[bytes]]) -> None:
@@ -155,8 +163,12 @@ class ServedDeployment:
         self.address = f"{chosen.gateway.host}:{chosen.gateway.port}"
         self._log = path / "serve.log"
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("PAGEANT_")}
-        words = [sys.executable, "-m", "services.cli", "serve", "--log-dir", f"{path}/logs", *options]
-        self._serve = start(words, inherited | settings_environment(chosen), self._log)
+        self._environment = inherited | settings_environment(chosen)
+        self._words = [sys.executable, "-m", "services.cli", "serve", "--log-dir", f"{path}/logs", *options]
+        self._start()
+
+    def _start(self) -> None:
+        self._serve = start(self._words, self._environment, self._log)
         try:
             wait_until_serving(self.address, self._check)
         except BaseException:
@@ -180,8 +192,7 @@ class ServedDeployment:
 
     def pids(self, service: str = "") -> list[int]:
         """Of a service, or of all."""
-        pids = tree(self._serve.pid)[1:]
-        return [pid for pid in pids if command(pid).endswith(f"services.{service}")] if service else pids
+        return service_pids(self._serve.pid, service) if service else tree(self._serve.pid)[1:]
 
     def counts(self) -> Counter[str]:
         """What the scheduler has counted of drafts so far, by the names of its load."""
@@ -199,9 +210,17 @@ class ServedDeployment:
         try:
             self._serve.wait(SERVE_STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            self.signal_all(signal.SIGKILL)
-            self._serve.wait()
+            self._kill()
         self._directory.cleanup()
+
+    def begin_anew(self) -> None:
+        """Kill all at once; others go on at the same address, with the same folders."""
+        self._kill()
+        self._start()
+
+    def _kill(self) -> None:
+        self.signal_all(signal.SIGKILL)
+        self._serve.wait()
 
     def signal_all(self, number: signal.Signals) -> None:
         signal_all(tree(self._serve.pid), number)
@@ -231,11 +250,10 @@ def signal_all(pids: Collection[int], number: signal.Signals) -> None:
 
 async def play(address: str, slots: Sequence[Sequence[Request]]) -> Played:
     """Every slot a stream at a time, one request after the other, all slots at once."""
-    async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
-        stub = inference_pb2_grpc.InferenceStub(channel)
-        await channel.channel_ready()
+    async with Connections(address) as made:
+        await made.channels[0].channel_ready()
         begin = time.perf_counter()
-        played = await asyncio.gather(*(_play_slot(stub, slot) for slot in slots))
+        played = await asyncio.gather(*(_play_slot(made.stubs[0], slot) for slot in slots))
         seconds = time.perf_counter() - begin
     return Played(begin, seconds, [answer for answers in played for answer in answers])
 

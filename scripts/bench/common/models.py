@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import sysconfig
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +32,14 @@ def ensure(directory: Path, name: str) -> None:
     write_weights(directory, SPECS[name])
     _write_tokenizer(directory, SPECS[name]["vocab_size"])
     write_config(directory, SPECS[name])
+
+
+@contextmanager
+def kept(models: Path | None, name: str) -> Iterator[Path]:
+    """A model's folder among the others in `models`; where there are none, one that is made for the block alone."""
+    with tempfile.TemporaryDirectory() if models is None else nullcontext(models) as folder:
+        ensure(directory := Path(folder) / name, name)
+        yield directory
 
 
 def write_config(directory: Path, config: dict[str, Any]) -> None:

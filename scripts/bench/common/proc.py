@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 
 from shared.proc import PROC, TICK, own_seconds, stat
@@ -75,8 +76,16 @@ def has_bf16() -> bool:
     return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
-def command(pid: int) -> str:
-    return (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+def service_pids(root: int, service: str) -> list[int]:
+    """The processes of a service among those that descend from one."""
+    return [pid for pid in tree(root) if _command(pid).endswith(f"services.{service}")]
+
+
+def _command(pid: int) -> str:
+    """Empty where the process is gone."""
+    with suppress(OSError):
+        return (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+    return ""
 
 
 def _first_line(name: str) -> str:

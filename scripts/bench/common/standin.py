@@ -18,6 +18,7 @@ from shared.actor import run_actor
 from shared.block_digest import digest_blocks
 from shared.config import Settings
 from shared.messages import StepPlan, StepResult, Tick, WorkerCapacity
+from shared.packing import unpack_tokens
 from shared.transport import Transport
 
 MAX_MODEL_LEN = 1024
@@ -30,7 +31,7 @@ class StandIn:
     def __init__(self, settings: Settings, step_seconds: float) -> None:
         self._speech = Speech()
         self._step_seconds = step_seconds
-        self._rows: dict[int, tuple[int, int]] = {}  # row -> seed, number of prompt tokens
+        self._rows: dict[int, tuple[int, int, int]] = {}  # row -> seed; tokens of the prompt, and at admission
         self._blocks: dict[int, tuple[list[int], list[int]]] = {}  # row -> blocks, their generations
         self.fingerprint, self.no_native, self.adapters, self.blocks = None, "", None, None
         block_size, max_num_seqs = settings.memory.block_size, settings.scheduling.max_num_seqs
@@ -59,17 +60,17 @@ class StandIn:
         for row in plan.released_rows:
             self._blocks.pop(row, None)
         for new in plan.admitted:
-            self._rows[new.row] = new.seed, new.num_prompt_tokens
+            self._rows[new.row] = new.seed, new.num_prompt_tokens, len(unpack_tokens(new.token_ids))
             self._blocks[new.row] = [], []
         self._extend(plan)
         num_sampled, tokens = [], []
         columns = zip(plan.rows, plan.num_computed_tokens, plan.num_scheduled_tokens, strict=True)
         for row, computed, scheduled in columns:
-            seed, num_prompt = self._rows[row]
-            position = computed + scheduled - num_prompt
-            num_sampled.append(int(position >= 0))
-            if position >= 0:
-                tokens.append(self._speech.token(seed, position))
+            seed, num_prompt, num_known = self._rows[row]
+            samples = computed + scheduled >= num_known  # or else it is a chunk of what was known before
+            num_sampled.append(int(samples))
+            if samples:
+                tokens.append(self._speech.token(seed, computed + scheduled - num_prompt))
         if (left := start + self._step_seconds - time.perf_counter()) > 0:
             time.sleep(left)
         return StepResult(plan.epoch, plan.step_id, num_sampled, tokens)

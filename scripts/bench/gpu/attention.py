@@ -72,15 +72,17 @@ class Problem:
     def __init__(self, shape: GpuModelShape, num_seqs: int, context: int, device: str) -> None:
         self.shape, self.num_seqs, self.context = shape, num_seqs, context
         per_seq = -(-context // BLOCK)
-        size = (num_seqs * per_seq, BLOCK, shape.num_kv_heads, shape.head_dim)
+        size = (num_seqs * per_seq, BLOCK, shape.num_key_value_heads, shape.head_dim)
         dtype = torch.bfloat16
         self.cache = KVCache(*(torch.randn(size, device=device, dtype=dtype) for _ in range(2)))
         self.tables = torch.randperm(num_seqs * per_seq, device=device).view(num_seqs, per_seq)
-        self.query = torch.randn(num_seqs, shape.num_heads, shape.head_dim, device=device, dtype=dtype)
+        self.query = torch.randn(num_seqs, shape.num_attention_heads, shape.head_dim, device=device, dtype=dtype)
 
     def triton(self) -> Callable[[], Tensor]:
         shape = self.shape
-        known = AttentionShape(((shape.num_heads // shape.num_kv_heads, shape.head_dim),), self.context)
+        known = AttentionShape(
+            ((shape.num_attention_heads // shape.num_key_value_heads, shape.head_dim),), self.context
+        )
         kernels = triton_kernels(known)
         ones, lengths = [1] * self.num_seqs, [self.context] * self.num_seqs
         plan = kernels.plan_attention(ones, lengths, self.tables, BLOCK, [0])
@@ -97,8 +99,9 @@ class Problem:
         wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
         starts = torch.arange(self.num_seqs + 1, dtype=torch.int32, device="cuda") * per_seq
         last = torch.full((self.num_seqs,), (self.context - 1) % BLOCK + 1, dtype=torch.int32, device="cuda")
+        heads = shape.num_attention_heads, shape.num_key_value_heads
         wrapper.plan(
-            starts, self.tables.flatten().int(), last, shape.num_heads, shape.num_kv_heads, shape.head_dim, BLOCK,
+            starts, self.tables.flatten().int(), last, *heads, shape.head_dim, BLOCK,
             q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16,
         )  # fmt: skip
         run: Callable[..., Tensor] = wrapper.run

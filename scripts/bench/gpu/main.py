@@ -12,7 +12,6 @@ import gc
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -63,15 +62,11 @@ class GpuBench:
     def __init__(self, shape: GpuModelShape, directory: Path, ceilings: Ceilings, options: Options) -> None:
         self._shape, self._directory = shape, directory
         self._ceilings, self._options = ceilings, options
-        self._work = shape.work
-
-    def part(self, name: str) -> list[Result]:
-        measure: Callable[[], list[Result]] = getattr(self, name)
-        return measure()
+        self._work = shape.work()
 
     def attention(self) -> list[Result]:
         problem = Problem(self._shape, KERNEL_SEQS, KERNEL_CONTEXT, "cuda")
-        per_layer = self._work.kv_bytes_per_token // self._shape.num_layers
+        per_layer = self._work.kv_bytes_per_token // self._shape.num_hidden_layers
         floor = KERNEL_SEQS * KERNEL_CONTEXT * per_layer / self._ceilings.bandwidth
         what = f"paged decode attention, batch {KERNEL_SEQS}, context {KERNEL_CONTEXT}: of copy bandwidth"
         lines = [Result(what, floor / seconds_in_graph(problem.triton()), at_least=KERNEL_SHARE)]
@@ -169,7 +164,7 @@ def measure(only: str, is_tuned: bool, options: Options) -> list[Result]:
 def _run(name: str, bench: GpuBench) -> list[Result]:
     """What one part cannot do costs its lines, and no other's."""
     try:
-        found = bench.part(name)
+        found: list[Result] = getattr(bench, name)()
     except Exception as error:
         traceback.print_exc()
         found = [Result(name, None, at_least=1, note=f"failed: {type(error).__name__}: {error}"[:200])]

@@ -16,13 +16,12 @@ import torch
 
 from engine.execution.runner import ModelRunner
 from engine.loading.load import load_runner
-from scripts.bench.gpu.steps import BLOCK, WORKER
+from scripts.bench.common.core import WORKER, asked, core_of, forget_news
+from scripts.bench.gpu.steps import BLOCK
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.policy import Policy
 from shared.config import Settings
-from shared.messages import AddRequest, DraftCapacity, DraftProposals, RequestHeader
-from shared.packing import pack_tokens
-from shared.sampling import GenerationDefaults, SamplingParams
+from shared.messages import DraftCapacity, DraftProposals
 
 DRAFT, NUM_OUTPUT = "draft", 16  # tokens of each request
 ALL_FEATURES: dict[str, Any] = {
@@ -64,12 +63,9 @@ class Soak:
     def _turn(self, count: int, length: int) -> None:
         rng, vocabulary = self._rng, range(self._runner.capacity.vocab_size)
         kind = WHOLE_VOCABULARY if count == 1 else rng.choice(KINDS)
-        params = SamplingParams(**kind, max_tokens=NUM_OUTPUT, ignore_eos=True)
-        params = params.resolved(GenerationDefaults(), max_tokens=NUM_OUTPUT)
         core = self._core(drafts=rng.random() < 0.5)
         for index in range(count):
-            prompt = pack_tokens(rng.choices(vocabulary, k=length))
-            core.add(AddRequest(RequestHeader(f"r{index}", "g"), params, prompt, [0]), now=0.0)
+            core.add(asked(f"r{index}", rng.choices(vocabulary, k=length), max_tokens=NUM_OUTPUT, **kind), now=0.0)
         while core.requests:
             self._step(core)
 
@@ -80,9 +76,7 @@ class Soak:
             max_num_draft_tokens=num_drafts, max_logprobs=capacity.vocab_size,
             acceptance=self._rng.choice(("coupled", "rejection")),
         )  # fmt: skip
-        core = Scheduler(policy)
-        core.set_detokenizers(["detokenizer"])
-        core.add_worker(WORKER, 1, capacity)
+        core = core_of(capacity, policy)
         if drafts:
             core.add_draft(DRAFT, 2, DraftCapacity(capacity.max_num_seqs, capacity.max_model_len, 0, "random"))
         self._runner.reset()
@@ -99,8 +93,7 @@ class Soak:
         if result.refused_rows:
             raise RuntimeError(f"step {plan.step_id} refused rows: {result.refused_rows}")
         core.apply(WORKER, result, time.monotonic())
-        core.outbound.take_batches()
-        core.journal.take()
+        forget_news(core)
         self.num_steps += 1
 
     def _propose(self, core: Scheduler) -> None:
@@ -129,14 +122,9 @@ def run_soak(settings: Settings, seconds: float) -> Soak:
     return soak
 
 
-def taken_share() -> float:
-    """Of the card's memory, all that is not free: nothing else should run on it."""
-    free, total = torch.cuda.mem_get_info()
-    return 1 - free / total
-
-
 def soaked(directory: Path, seconds: float) -> tuple[float, float, int]:
     """The share of the card that was asked for, the one that is taken in the end, and steps."""
     settings = soak_settings(directory, "cuda")
     soak = run_soak(settings, seconds)
-    return settings.memory.gpu_memory_utilization, taken_share(), soak.num_steps
+    free, total = torch.cuda.mem_get_info()  # nothing else should run on the card
+    return settings.memory.gpu_memory_utilization, 1 - free / total, soak.num_steps

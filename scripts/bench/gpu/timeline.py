@@ -12,10 +12,8 @@ is that worker: TRACE is written after NUM_STEPS decodes of at least ROWS rows e
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -114,17 +112,14 @@ def record_timeline(directory: Path, kept: Path, *, device: str, num_seqs: int, 
         "model": str(directory), "load_format": "dummy", "device": device, "max_num_seqs": num_seqs,
         "max_model_len": 2 * (context + num_output), "kernels": "torch",
     }  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / "trace.json"
-        worker = ["-m", __name__, str(trace), str(num_seqs)]
-        with with_worker(worker, **settings) as running:
-            command = [sys.executable, "-m", "services.cli", "bench", "serve", "--address", running.address]
-            load = load_options(num_seqs, context, num_output)
-            subprocess.run([*command, *load, "--max-concurrency", str(num_seqs)], check=True, timeout=400)
-            running.check()
-        if not trace.exists():
-            raise RuntimeError(f"the worker had no {num_seqs} steady rows for long enough to record them")
-        shutil.move(trace, kept)
+    kept.unlink(missing_ok=True)
+    with with_worker(["-m", __name__, str(kept), str(num_seqs)], **settings) as running:
+        command = [sys.executable, "-m", "services.cli", "bench", "serve", "--address", running.address]
+        load = load_options(num_seqs, context, num_output)
+        subprocess.run([*command, *load, "--max-concurrency", str(num_seqs)], check=True, timeout=400)
+        running.check()
+    if not kept.exists():
+        raise RuntimeError(f"the worker had no {num_seqs} steady rows for long enough to record them")
     return kept
 
 

@@ -19,7 +19,6 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
 from functools import partial
 from itertools import count, cycle, repeat
 from typing import Any
@@ -27,6 +26,7 @@ from typing import Any
 import grpc
 
 from protos.pageant.v1 import inference_pb2
+from scripts.bench.common.clients import Connections
 from scripts.bench.common.disturbance import AttackOutcome, obey
 from scripts.bench.misuse.hostile import hostile
 from shared.client.client import sampling_proto
@@ -41,7 +41,6 @@ FEW_TOKENS = 8  # of a hostile format that is served after all
 TIMEOUT = 20.0  # seconds, of a request with a format
 SERVED = "served"
 GENERATE = f"/{inference_pb2.DESCRIPTOR.services_by_name['Inference'].full_name}/Generate"
-OWN_POOL = [("grpc.use_local_subchannel_pool", 1)]  # a connection of its own
 
 Request = tuple[str, bytes]  # what it is, and its encoding
 Send = Callable[[bytes, float], Awaitable[str]]  # within so many seconds; returns how it ended
@@ -158,10 +157,8 @@ async def main() -> None:
     parser.add_argument("--http", default="")
     parser.add_argument("--salts", type=int, default=60, help="sets of grammars made before the first attack")
     args = parser.parse_args()
-    async with AsyncExitStack() as stack:
-        made = [grpc.aio.insecure_channel(args.grpc, options=OWN_POOL) for _ in range(NUM_SENDERS)]
-        channels = [await stack.enter_async_context(channel) for channel in made]
-        await obey(on_doors(args.http, channels) if args.http else with_formats(channels[0], args.salts))
+    async with Connections(args.grpc, NUM_SENDERS) as made:
+        await obey(on_doors(args.http, made.channels) if args.http else with_formats(made.channels[0], args.salts))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""From records to what is claimed: ratios to the best peer, and their targets."""
+"""From records to what is claimed: the figures of all engines, ratios to the best peer, and their targets."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from scripts.bench.common.specs import FAMILIES
 from scripts.bench.peers.catalog import CHAIN, FULL, INT4, INT8, OTHERS, OURS, RUNNER, RUNNER_INT8
 from scripts.bench.peers.rounds import EngineRecord
 from scripts.bench.peers.workloads import WORKLOADS
+from services.cli.tables import aligned
 
 Records = Mapping[tuple[str, str], EngineRecord]  # by workload and engine
 WarmUps = Mapping[tuple[str, str], float]  # seconds, by the same
@@ -41,6 +42,7 @@ BF16_CHAIN_TARGETS = {
 BF16_INT8_TARGETS = {"a": 1.5, "b1": 1.8, "b2": 1.6, "c": 1.2, "d": 1.5}  # of S and M
 BF16_FLOOR_TARGETS = FLOOR_TARGETS | {FULL: 0.95}
 MEMORY_TARGET = 1.15  # of weights and KV pool
+LEGEND = "median (spread of n rounds); ~: others took more than 0.15 cores in some round; one round where hopeless"
 OTHER_TARGET = 0.98  # of the runner of another checkout
 
 
@@ -71,6 +73,19 @@ def best_peer(records: Records, workload: str) -> tuple[str, EngineRecord] | Non
     """The fastest by its median; None where no peer finished."""
     peers = [(engine, r) for (name, engine), r in records.items() if name == workload and engine not in OURS]
     return max(peers, key=lambda pair: pair[1].speed, default=None)
+
+
+def engine_table(records: Records, versions: Mapping[str, str], title: str) -> str:
+    """A row per engine, a column per workload: median, spread, number of rounds."""
+    names = [name for name in WORKLOADS if any(name == workload for workload, _ in records)]
+
+    def cell(engine: str, name: str) -> str:
+        record = records.get((name, engine))
+        return f"{shown(record)} ({100 * record.spread:.0f} % of {len(record.runs)})" if record else "-"
+
+    head = ["engine", *(f"{name}, {WORKLOADS[name].unit}" for name in names), "version"]
+    rows = [[engine, *(cell(engine, name) for name in names), version] for engine, version in versions.items()]
+    return "\n".join([title, aligned(head, rows), LEGEND])
 
 
 def ratio_lines(

@@ -31,9 +31,8 @@ from scripts.bench.common.turns import say, today
 from scripts.bench.peers.catalog import CHAIN, FULL, INT4, INT8, KV_CACHE_GIB, RUNNER, PeerEngine, engines
 from scripts.bench.peers.child import EngineFailed, EngineProcess
 from scripts.bench.peers.conversion import ConversionFailed, convert_missing
-from scripts.bench.peers.figures import floor_line, memory_line, ratio_lines
+from scripts.bench.peers.figures import engine_table, floor_line, memory_line, ratio_lines
 from scripts.bench.peers.rounds import PeerContest
-from scripts.bench.peers.tables import engine_table
 from scripts.bench.peers.workloads import WORKLOADS
 
 BOTH, ALL = "both", "all"
@@ -72,13 +71,17 @@ class Match:
         self._bandwidths: list[float] = []
 
     def play(self) -> None:
+        def before() -> None:
+            self._bandwidths.append(read_bandwidth())
+
         with ExitStack() as stack:
             for engine in self._entrants():
                 self._enter(engine, stack)
             for name in self._args.workloads:
                 say(f"{self._model} {self._quantization}: {name}, {WORKLOADS[name].what}")
-                self._contest.play(WORKLOADS[name], self._args.rounds, self._measure if name == "a" else lambda: None)
-            self._report()
+                self._contest.play(WORKLOADS[name], self._args.rounds, before if name == "a" else lambda: None)
+            ours = (child for child in self._contest.children if child.engine.is_ours)
+            self._reports = {child.engine.name: child.report() for child in ours}
 
     def _entrants(self) -> list[PeerEngine]:
         """The engines that were asked for and are installed."""
@@ -89,30 +92,22 @@ class Match:
             try:
                 convert_missing(self._args.peers, engine)
             except ConversionFailed as error:
-                self._contest.leave_out(str(error))
+                self._contest.remark(str(error))
             else:
                 if engine.missing:
-                    self._contest.leave_out(f"not here: {engine.name} (no {engine.missing[0]})")
+                    self._contest.remark(f"not here: {engine.name} (no {engine.missing[0]})")
         return [engine for engine in wanted if not engine.missing]
 
     def _enter(self, engine: PeerEngine, stack: ExitStack) -> None:
         try:
             child = EngineProcess(engine, self._logs)
         except EngineFailed as error:
-            self._contest.leave_out(str(error))
+            self._contest.remark(str(error))
             return
         stack.callback(child.close)
         say(f"  {engine.name}: {child.version}, loaded in {child.load_seconds:.1f} s")
         self._versions[engine.name] = child.version
         self._contest.children.append(child)
-
-    def _measure(self) -> None:
-        self._bandwidths.append(read_bandwidth())
-
-    def _report(self) -> None:
-        for child in self._contest.children:
-            if child.engine.is_ours:
-                self._reports[child.engine.name] = child.report()
 
     def lines(self) -> list[Result]:
         """Ratios, then what is measured against the machine itself."""
@@ -127,13 +122,10 @@ class Match:
         return found
 
     def document(self) -> str:
-        title = f"{self._title()}; {today()}, {processor()}"
+        weights = "16-bit weights" if self._quantization == FULL else f"{self._quantization} weights"
+        title = f"Model {self._model}, {weights}; {today()}, {processor()}"
         how = f"memory read at {median(self._bandwidths) / 1e9:.1f} GB/s ({HOW})" if self._bandwidths else ""
         return "\n".join([engine_table(self._contest.records, self._versions, title), how, *self._contest.remarks])
-
-    def _title(self) -> str:
-        weights = "16-bit weights" if self._quantization == FULL else f"{self._quantization} weights"
-        return f"Model {self._model}, {weights}"
 
 
 def read_bandwidth() -> float:

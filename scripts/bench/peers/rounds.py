@@ -75,7 +75,7 @@ class PeerContest:
         warm: dict[str, float] = {}
         for child in list(self.children):
             if workload.name in child.engine.avoids:
-                self._remark(f"{child.engine.name} sits {workload.name} out: it takes minutes and is far behind")
+                self.remark(f"{child.engine.name} sits {workload.name} out: it takes minutes and is far behind")
             else:
                 self._turn(
                     child,
@@ -96,7 +96,7 @@ class PeerContest:
             return name in warm
         behind = warm[name] / min(warm.values())
         if behind > HOPELESS:
-            self._remark(f"{name} sits {workload.name} out: its warm-up took {behind:.1f} times as long as the best's")
+            self.remark(f"{name} sits {workload.name} out: its warm-up took {behind:.1f} times as long as the best's")
         return behind <= HOPELESS
 
     def _run(self, child: EngineProcess, workload: Workload, number: int) -> None:
@@ -116,15 +116,11 @@ class PeerContest:
             with child.awake():
                 act(child)
         except EngineFailed as error:
-            self._remark(str(error))
+            self.remark(str(error))
             self.children.remove(child)
             child.close()
 
-    def leave_out(self, reason: str) -> None:
-        """What is told of an engine that takes no part at all."""
-        self._remark(reason)
-
-    def _remark(self, text: str) -> None:
+    def remark(self, text: str) -> None:
         say(f"  {text}")
         self.remarks.append(text)
 

@@ -22,6 +22,7 @@ NUM_WARM = 8  # requests of a warm-up
 
 Request = tuple[list[int], int]  # prompt ids, tokens to generate
 Draw = Callable[[int], list[int]]
+Make = Callable[[Draw], list[Request]]
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Workload:
     name: str
     what: str
     unit: str
-    make: Callable[[Draw], list[Request]]
+    make: Make
 
     def requests(self, number: int | str, vocab_size: int) -> list[Request]:
         """The requests of round `number`."""
@@ -59,22 +60,14 @@ class Workload:
 OUTPUT, PROMPT, SECONDS = "tokens/s", "prompt tokens/s", "s"
 
 
-def _single(draw: Draw) -> list[Request]:
-    return [(draw(32), 128)]
-
-
-def _uniform(draw: Draw) -> list[Request]:
-    return [(draw(128), 128) for _ in range(32)]
+def _alike(count: int, num_input: int, num_output: int) -> Make:
+    return lambda draw: [(draw(num_input), num_output) for _ in range(count)]
 
 
 def _mixed(draw: Draw) -> list[Request]:
     lengths = random.Random(7)
     sizes = [(lengths.randint(16, 512), lengths.randint(16, 256)) for _ in range(64)]
     return [(draw(prompt), output) for prompt, output in sizes]
-
-
-def _prefill(draw: Draw) -> list[Request]:
-    return [(draw(2048), 1)]
 
 
 def _shared_prefix(draw: Draw) -> list[Request]:
@@ -85,10 +78,10 @@ def _shared_prefix(draw: Draw) -> list[Request]:
 WORKLOADS = {
     workload.name: workload
     for workload in (
-        Workload("a", "batch 1, 32 in, 128 out", OUTPUT, _single),
-        Workload("b1", "32 x (128 in, 128 out)", OUTPUT, _uniform),
+        Workload("a", "batch 1, 32 in, 128 out", OUTPUT, _alike(1, 32, 128)),
+        Workload("b1", "32 x (128 in, 128 out)", OUTPUT, _alike(32, 128, 128)),
         Workload("b2", "64 mixed", OUTPUT, _mixed),
-        Workload("c", "prefill of 2,048", PROMPT, _prefill),
+        Workload("c", "prefill of 2,048", PROMPT, _alike(1, 2048, 1)),
         Workload("d", "32 sharing 1,024 tokens", SECONDS, _shared_prefix),
     )
 }

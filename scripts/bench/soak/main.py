@@ -54,16 +54,15 @@ class Came:
 
 async def soak(running: LocalDeployment, order: SoakOrder) -> Came:
     came = Came({}, Counter())
-    doors = Doors(running.address, running.settings.gateway.http_port)
     began = time.monotonic()
     watching = asyncio.create_task(_watch(running, came, order.sample))
     try:
-        await _visits(doors, order, came)
+        async with Doors(running.address, running.settings.gateway.http_port) as doors:
+            await _visits(doors, order, came)
     finally:
         came.seconds = time.monotonic() - began
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
-        await doors.close()
     running.check()
     return came
 
@@ -125,8 +124,7 @@ def main() -> int:
         "log_level": "warning",
     }  # fmt: skip
     modules = {"draft": ["services.draft"]}
-    worker = ["-m", "services.worker"]
-    with with_worker(worker, modules=modules, **settings) as running:
+    with with_worker(modules=modules, **settings) as running:
         came = uvloop.run(soak(running, order))
     print("\n".join(f"{count:8,}  {ending}" for ending, count in sorted(came.endings.items())))
     num_visits = came.endings.total()

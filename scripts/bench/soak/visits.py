@@ -14,36 +14,29 @@ from typing import Any
 import grpc
 import httpx2
 
-from protos.pageant.v1 import inference_pb2, inference_pb2_grpc
+from protos.pageant.v1 import inference_pb2
 from scripts.bench.chaos.cases import OPENINGS, PERSON
+from scripts.bench.common.clients import Connections
 
 NUM_CHANNELS = 4
 TIMEOUT = 60.0  # seconds, of one request
 ALL = 1 << 30  # messages
 NAMES = ("Lily", "Tom", "Max", "Mia", "Ben", "Sue", "Tim", "Amy")
-GRPC_OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
 UNEXPECTED = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
 HTTP_ERRORS = (httpx2.HTTPError, httpx2.StreamError)
 
 
-class Doors:
+class Doors(Connections):
     """The ways into one deployment: a few gRPC connections and a pool of HTTP ones."""
 
     def __init__(self, address: str, http_port: int) -> None:
+        super().__init__(address, NUM_CHANNELS)
         self.address = address
-        self._channels: list[Any] = [
-            grpc.aio.insecure_channel(address, options=GRPC_OPTIONS) for _ in range(NUM_CHANNELS)
-        ]
-        self._stubs: list[Any] = [inference_pb2_grpc.InferenceStub(channel) for channel in self._channels]
         self.http = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{http_port}", timeout=TIMEOUT)
 
-    def stub(self, rng: Random) -> Any:
-        return rng.choice(self._stubs)
-
-    async def close(self) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.http.aclose()
-        for channel in self._channels:
-            await channel.close()
+        await super().__aexit__(*exception)
 
 
 @dataclass(frozen=True)
@@ -71,7 +64,7 @@ class SoakVisit:
 
     def call(self, method: str, request: Any, timeout: float = TIMEOUT, stub: Any = None) -> Any:
         """A call of one of the gRPC methods."""
-        stub = stub or self.doors.stub(self.rng)
+        stub = stub or self.rng.choice(self.doors.stubs)
         return getattr(stub, method)(request, timeout=timeout, metadata=(("x-tenant", self.tenant),))
 
     async def read(self, request: Any, most: int = ALL, *, seconds: float = TIMEOUT, stub: Any = None) -> Any:
@@ -153,9 +146,8 @@ async def held_to_format(visit: SoakVisit) -> None:
 
 async def hung_up(visit: SoakVisit) -> None:
     """A connection of its own, closed in the middle of a stream."""
-    async with grpc.aio.insecure_channel(visit.doors.address, options=GRPC_OPTIONS) as channel:
-        stub = inference_pb2_grpc.InferenceStub(channel)
-        await visit.read(visit.request(max_tokens=200), 2, stub=stub)
+    async with Connections(visit.doors.address) as made:
+        await visit.read(visit.request(max_tokens=200), 2, stub=made.stubs[0])
 
 
 async def tokenized(visit: SoakVisit) -> None:

@@ -102,12 +102,9 @@ def _story(rng: random.Random, num_tokens: int) -> Request:
 
 def _greedy(request: Request, num_tokens: int, *, detokenize: bool) -> Request:
     """Exactly so many tokens, whatever they are."""
-    sampling: dict[str, Any] = {
-        "temperature": 0.0,
-        "max_tokens": num_tokens,
-        "ignore_eos": True,
-        "detokenize": detokenize,
-    }
-    request.sampling.MergeFrom(inference_pb2.SamplingParams(**sampling))
+    greedy = inference_pb2.SamplingParams(
+        temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=detokenize
+    )
+    request.sampling.MergeFrom(greedy)
     request.stream.return_token_ids = True
     return request

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -91,34 +92,17 @@ Records = dict[tuple[int, str], ModeRecord]  # by number of streams and the arm'
 class ModeContest:
     """One pair's deployments, and their records."""
 
-    def __init__(self, pair: Pair, arms: list[Arm], work: Work) -> None:
+    def __init__(
+        self, pair: Pair, work: Work, loop: asyncio.Runner, deployments: Mapping[Arm, RestingDeployment]
+    ) -> None:
         self.pair = pair
         self.records: Records = {}
-        self._arms = arms
-        self._work = work
-        self._stack = ExitStack()
-        self._loop = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-        self._deployments: dict[str, RestingDeployment] = {}
-
-    def __enter__(self) -> ModeContest:
-        try:
-            self._stack.enter_context(self._loop)
-            for arm in self._arms:
-                deployment = RestingDeployment(arm.settings(self.pair))
-                self._deployments[arm.title] = self._stack.enter_context(deployment)
-                say(f"  {self.pair.name}, {arm.title}: serving")
-        except BaseException:
-            self._stack.close()
-            raise
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._stack.close()
+        self._work, self._loop, self._deployments = work, loop, deployments
 
     def play(self, num_streams: int) -> None:
         """All rounds at one number of streams."""
         for number in range(self._work.num_rounds):
-            for arm in rotated(self._arms, number):
+            for arm in rotated(list(self._deployments), number):
                 run = self._turn(arm, num_streams, number)
                 self.records.setdefault((num_streams, arm.title), ModeRecord()).runs.append(run)
                 mark = "~" if run.other_cores > NOISE else ""
@@ -127,7 +111,7 @@ class ModeContest:
 
     def _turn(self, arm: Arm, num_streams: int, number: int) -> ModeRun:
         """The same requests for every arm; the warm-up has others, of the same kind."""
-        work, deployment = self._work, self._deployments[arm.title]
+        work, deployment = self._work, self._deployments[arm]
         warm = self.pair.slots(f"warm-{num_streams}-{number}", num_streams, work.num_warm(number), work.num_tokens)
         slots = self.pair.slots(f"{num_streams}-{number}", num_streams, work.num_requests, work.num_tokens)
         with deployment.awake():
@@ -138,3 +122,15 @@ class ModeContest:
             counts = deployment.counts() - before
         fingerprints = tuple(hash(answer.token_ids) for answer in played.answers)
         return ModeRun(played.seconds, played.num_tokens, counts, cores[0], fingerprints)
+
+
+@contextmanager
+def contest(pair: Pair, arms: Sequence[Arm], work: Work) -> Iterator[ModeContest]:
+    """All arms serve until the block ends."""
+    deployments = {}
+    with ExitStack() as stack:
+        loop = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
+        for arm in arms:
+            deployments[arm] = stack.enter_context(RestingDeployment(arm.settings(pair)))
+            say(f"  {pair.name}, {arm.title}: serving")
+        yield ModeContest(pair, work, loop, deployments)

@@ -113,14 +113,9 @@ def same_tokens_line(records: Records, pair: str) -> Result:
 
 def rows_of(records: Records) -> list[list[str]]:
     """The header, and a row per number of streams."""
-    counts, names = _streams_and_arms(records)
+    counts, names = sorted({streams for streams, _ in records}), list(dict.fromkeys(name for _, name in records))
     header = ["streams", *names, "adaptive / best other", "adaptive / none", "acceptance", "draft length"]
     return [header, *(_row(records, streams, names) for streams in counts)]
-
-
-def _streams_and_arms(records: Records) -> tuple[list[int], list[str]]:
-    names = dict.fromkeys(name for _, name in records)
-    return sorted({streams for streams, _ in records}), list(names)
 
 
 def _row(records: Records, streams: int, names: list[str]) -> list[str]:

@@ -25,7 +25,7 @@ from scripts.bench.common.report import Result, bench_parser, finish
 from scripts.bench.common.turns import say, today
 from scripts.bench.speculation.arms import KINDS, MODEL, Pair, arms_of, bundled, made
 from scripts.bench.speculation.checkpoint import ensure_pair
-from scripts.bench.speculation.contest import ModeContest, Work
+from scripts.bench.speculation.contest import Work, contest
 from scripts.bench.speculation.figures import (
     LEGEND,
     MADE_WORTH,
@@ -73,20 +73,20 @@ def measure(
     kinds: Sequence[str] = (MODEL,),
 ) -> tuple[list[Result], str]:
     """One pair: its lines for the last table, and the table of its speeds, of each kind of drafts."""
-    with ModeContest(pair, arms_of(kinds, lengths), work) as contest:
+    with contest(pair, arms_of(kinds, lengths), work) as played:
         for num_streams in streams:
-            contest.play(num_streams)
+            played.play(num_streams)
     title = f"{work.num_rounds} rounds of {work.num_requests} x {work.num_tokens} tokens a stream"
-    lines, tables = head_lines(contest.records, pair.name), []
+    lines, tables = head_lines(played.records, pair.name), []
     for kind in kinds:
-        records, name = of_kind(contest.records, kind), pair.name if kind == MODEL else f"{pair.name}, {kind}"
+        records, name = of_kind(played.records, kind), pair.name if kind == MODEL else f"{pair.name}, {kind}"
         lines += lone_lines(records, name, at_least) if 1 in streams else []
         lines += never_worse_lines(records, name)
         head, *rows = rows_of(records)
         tables.append("\n".join([f"{name}, {title}; {today()}, {processor()}", aligned(head, rows, left=())]))
-    lines.append(same_tokens_line(contest.records, pair.name))
+    lines.append(same_tokens_line(played.records, pair.name))
     if args.plot is not None:
-        args.plot.write_text(draw(contest.records, f"{pair.name} pair, {title}; {processor()}"), encoding="utf-8")
+        args.plot.write_text(draw(played.records, f"{pair.name} pair, {title}; {processor()}"), encoding="utf-8")
     return lines, "\n\n".join([*tables, LEGEND])
 
 

@@ -122,7 +122,7 @@ class SlowSteps(standin.StandIn):
         for row, computed, scheduled in zip(
             plan.rows, plan.num_computed_tokens, plan.num_scheduled_tokens, strict=True
         ):
-            seed, num_prompt = self._rows[row]
+            seed, num_prompt, _ = self._rows[row]
             if seed >= SEED and computed + scheduled - num_prompt == self._late_position:
                 time.sleep(self._seconds)
         return result

@@ -22,7 +22,7 @@ from scripts.bench.common.clients import full_load, offered
 from scripts.bench.common.deployment import LocalDeployment, play, with_stand_in
 from scripts.bench.common.report import Result, bench_parser, finish
 from scripts.bench.common.turns import rotated
-from scripts.bench.tracing.places import PLACES, TracingPlace, outcomes
+from scripts.bench.tracing.places import PLACES, outcomes
 from scripts.bench.tracing.requests import ask, ended
 
 PARTS = ("delays", "sums", "price")
@@ -33,11 +33,8 @@ SETTLED = 0.5  # seconds after which the log's last lines are written
 PROMPTS, LENGTHS = (4, 24, 96, 300), (1, 4, 8, 24)  # tokens of a prompt and its answer
 
 
-def delays(places: list[str], num_rounds: int) -> list[Result]:
-    return [_delay(name, PLACES[name], num_rounds) for name in places]
-
-
-def _delay(name: str, place: TracingPlace, num_rounds: int) -> Result:
+def delay(name: str, num_rounds: int) -> Result:
+    place = PLACES[name]
     found = outcomes(place, num_rounds)
     middle = sorted(found, key=lambda outcome: outcome.share)[len(found) // 2]
     elsewhere = ", ".join(f"{phase} {ms:+.1f}" for phase, ms in middle.elsewhere.items())
@@ -110,7 +107,7 @@ def main() -> int:
     args = parser.parse_args()
     lines: list[Result] = []
     if "delays" in args.only:
-        lines += delays(args.places, args.rounds)
+        lines += [delay(name, args.rounds) for name in args.places]
     if "sums" in args.only:
         lines += sums(args.requests)
     if "price" in args.only:

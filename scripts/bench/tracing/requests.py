@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import grpc
 
 from protos.pageant.v1 import inference_pb2, inference_pb2_grpc
+from scripts.bench.common.deployment import log_lines
 
 LABEL = "delayed"  # how services that have a request's header know that it is to be delayed
 SEED = 1 << 40  # how the others know it: by a seed of this or more
@@ -57,9 +57,5 @@ class Requester:
 
 
 def ended(log: Path) -> Iterator[dict[str, Any]]:
-    """The lines that end requests, of a log of JSON lines."""
-    for text in log.read_text(encoding="utf-8").splitlines():
-        if text.startswith("{") and text.endswith("}"):  # or else it is not written to its end yet
-            line = json.loads(text)
-            if line["event"] == END:
-                yield line
+    """The lines that end requests."""
+    return (line for line in log_lines(log) if line["event"] == END)

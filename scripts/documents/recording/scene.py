@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from scripts.bench.common.proc import processor
+from scripts.bench.common.proc import processor, service_pids
 from services.cli.addresses import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -100,10 +100,12 @@ def play(directory: Path, *options: str) -> Scene:
     stage = ScenePlayer(directory)
     stage.show(OPERATOR, f"$ pageant {' '.join(SERVE)}\n")
     with stage.start(SERVE) as server:
+        ready = threading.Event()
+        follower = threading.Thread(target=_follow, args=(stage, server, ready), daemon=True)
+        follower.start()
         try:
-            _wait_until_ready(stage, server)
-            follower = threading.Thread(target=_follow, args=(stage, server), daemon=True)
-            follower.start()
+            if not ready.wait(READY_SECONDS) or server.poll() is not None:
+                raise RuntimeError("pageant serve did not get ready")
             found = _two_answers(stage, server, [*ASK, *options])
         finally:
             server.send_signal(signal.SIGTERM)
@@ -127,24 +129,14 @@ def _two_answers(stage: ScenePlayer, server: subprocess.Popen[bytes], ask: list[
     return Scene(today, processor(), COMMAND, killed_at[0], [*stage.events], first, second, diff.returncode)
 
 
-def _wait_until_ready(stage: ScenePlayer, server: subprocess.Popen[bytes]) -> None:
-    assert server.stderr is not None
-    deadline = time.monotonic() + READY_SECONDS
-    for line in server.stderr:
-        if line.startswith(b"ready:"):
-            stage.show(OPERATOR, line.decode())
-            return
-        if time.monotonic() > deadline:
-            break
-    raise RuntimeError("pageant serve did not get ready")
-
-
-def _follow(stage: ScenePlayer, server: subprocess.Popen[bytes]) -> None:
-    """What the server says later."""
+def _follow(stage: ScenePlayer, server: subprocess.Popen[bytes], ready: threading.Event) -> None:
+    """Show that the server is ready, and what it says later."""
     assert server.stderr is not None
     for line in server.stderr:
-        if line.startswith(b"pageant:"):
+        if line.startswith(b"pageant:" if ready.is_set() else b"ready:"):
             stage.show(OPERATOR, line.decode())
+            ready.set()
+    ready.set()  # it has ended: nobody need wait any longer
 
 
 def _answer(stage: ScenePlayer, ask: list[str], file: str, in_the_middle: Callable[[], None] | None = None) -> str:
@@ -168,11 +160,8 @@ def _answer(stage: ScenePlayer, ask: list[str], file: str, in_the_middle: Callab
 
 def _kill(stage: ScenePlayer, server: subprocess.Popen[bytes]) -> float:
     """SIGKILL to the worker, which is a child of the server; returns when."""
-    listed = subprocess.run(
-        ["ps", "-o", "pid=,args=", "--ppid", str(server.pid)], capture_output=True, text=True, check=True
-    )
-    (pid,) = (line.split()[0] for line in listed.stdout.splitlines() if line.endswith("services.worker"))
-    os.kill(int(pid), signal.SIGKILL)
+    (pid,) = service_pids(server.pid, "worker")
+    os.kill(pid, signal.SIGKILL)
     at = stage.now()
     stage.show(OPERATOR, f"$ kill -9 {pid}    # the worker\n")
     return at

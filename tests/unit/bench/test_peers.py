@@ -31,10 +31,9 @@ from scripts.bench.peers.catalog import (
 )
 from scripts.bench.peers.child import EngineFailed, EngineProcess
 from scripts.bench.peers.conversion import ConversionFailed, convert_missing
-from scripts.bench.peers.figures import best_peer, floor_line, memory_line, ratio_lines, target
+from scripts.bench.peers.figures import best_peer, engine_table, floor_line, memory_line, ratio_lines, target
 from scripts.bench.peers.main import arguments
 from scripts.bench.peers.rounds import EngineRecord, EngineRun, PeerContest
-from scripts.bench.peers.tables import engine_table
 from scripts.bench.peers.workloads import WORKLOADS
 from shared.proc import stat
 
@@ -404,7 +403,7 @@ def test_what_llamacpp_reads_is_converted_once_where_the_converter_is(tmp_path: 
 
 def test_who_is_left_out_is_told_with_the_reason() -> None:
     contest = PeerContest([], VOCAB, timeout=1)
-    contest.leave_out("peer: does not know the family")
+    contest.remark("peer: does not know the family")
     assert contest.remarks == ["peer: does not know the family"]
 
 

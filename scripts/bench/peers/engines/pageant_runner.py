@@ -11,17 +11,13 @@ import time
 from typing import Any
 
 from engine.loading.load import load_runner
+from scripts.bench.common.core import WORKER, asked, core_of, forget_news
 from scripts.bench.common.proc import peak_rss
 from services.scheduler.main import policy_of
-from services.scheduler.scheduler import Scheduler
 from services.worker.main import make_steps
 from shared.config import load_settings
-from shared.messages import AddRequest, Message, RequestHeader, StepResult
-from shared.packing import pack_tokens
-from shared.sampling import GenerationDefaults, SamplingParams
+from shared.messages import Message, StepResult
 from shared.transport.memory import MemoryOutbox, MemoryTransport
-
-WORKER = "worker"
 
 
 class Network(MemoryTransport):
@@ -52,9 +48,7 @@ class Runner:
         settings = load_settings(options["settings"], environ={})
         runner = load_runner(settings, has_windows=False)
         runner.reset()  # as a worker does when it registers
-        self._core = Scheduler(policy_of(settings))
-        self._core.set_detokenizers(["detokenizer"])
-        self._core.add_worker(WORKER, 1, runner.capacity)
+        self._core = core_of(runner.capacity, policy_of(settings))
         network = Network()
         self._results = network.results
         self._steps = make_steps(runner, network, settings, lambda: network.results.put(None))
@@ -65,7 +59,7 @@ class Runner:
         begin, first = time.perf_counter(), 0.0
         before = self._core.counters.num_output_tokens
         for index, (prompt, count) in enumerate(requests):
-            self._core.add(_request(index, prompt, count), now=0.0)
+            self._core.add(asked(str(index), prompt, max_tokens=count, seed=0), now=0.0)
         while self._core.requests or self._num_in_flight:
             self._turn()
             if not first and self._core.counters.num_output_tokens > before:
@@ -86,8 +80,7 @@ class Runner:
             raise RuntimeError("a step has failed") from self._steps.failure
         self._num_in_flight -= 1
         self._core.apply(WORKER, result)
-        self._core.outbound.take_batches()
-        self._core.journal.take()
+        forget_news(self._core)
 
     def _take(self, index: int) -> int:
         """The number of tokens of a finished request, which is forgotten."""
@@ -97,12 +90,6 @@ class Runner:
 
     def report(self) -> dict[str, Any]:
         return {"worker_peak_rss": peak_rss(os.getpid())}
-
-
-def _request(index: int, prompt: list[int], count: int) -> AddRequest:
-    params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, seed=0)
-    resolved = params.resolved(GenerationDefaults(), max_tokens=count)
-    return AddRequest(RequestHeader(str(index), "gateway"), resolved, pack_tokens(prompt), [])
 
 
 load = Runner
