@@ -164,15 +164,18 @@ class BusyStreams:
             seed += 1000
             num_tokens = lengths.randint(*LENGTHS)
             asked: Any = {"max_tokens": num_tokens, "ignore_eos": True, "seed": seed, "temperature": 1.0}
-            last = 0.0
             async with self._client.stream("Once upon a time", **asked) as stream:
-                async for _ in stream:
-                    now = time.perf_counter()
-                    if last and self._gaps is not None:
-                        self._gaps.append(1000 * (now - last))
-                    last = now
-                    if self._is_over:
-                        return
+                await self._read(stream)
+
+    async def _read(self, stream: Any) -> None:
+        last = 0.0
+        async for _ in stream:
+            now = time.perf_counter()
+            if last and self._gaps is not None:
+                self._gaps.append(1000 * (now - last))
+            last = now
+            if self._is_over:
+                return
 
     async def compare(
         self, doings: Sequence[tuple[str, Doing]], *, seconds: float, rounds: int, tries: int = 1, pause: float = 0.0
