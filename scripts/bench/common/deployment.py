@@ -23,7 +23,7 @@ from typing import Any, Self
 import grpc
 
 from protos.pageant.v1 import control_pb2, control_pb2_grpc
-from scripts.bench.common.clients import OPTIONS, Connections
+from scripts.bench.common.clients import OPTIONS, ClientConnections
 from scripts.bench.common.proc import ProcessUsage, service_pids, tree, tree_cpu_seconds, usage
 from scripts.bench.common.tokens import MODEL
 from services.cli.client import TerminalClient
@@ -263,7 +263,7 @@ def signal_all(pids: Collection[int], number: signal.Signals) -> None:
 
 async def play(address: str, slots: Sequence[Sequence[Request]]) -> Played:
     """Every slot a stream at a time, one request after the other, all slots at once."""
-    async with Connections(address) as made:
+    async with ClientConnections(address) as made:
         await made.channels[0].channel_ready()
         begin = time.perf_counter()
         played = await asyncio.gather(*(_play_slot(made.stubs[0], slot) for slot in slots))
