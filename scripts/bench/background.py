@@ -24,7 +24,7 @@ from random import Random
 
 import uvloop
 
-from scripts.bench.common.clients import Connections, ask
+from scripts.bench.common.clients import ClientConnections, ask
 from scripts.bench.common.deployment import LocalDeployment, with_stand_in, with_worker
 from scripts.bench.common.quiet_gateway import BATCH_TENANT
 from scripts.bench.common.report import Result, bench_parser, finish
@@ -56,7 +56,7 @@ class TimesBeneath:
         self.firsts.append(1000 * (times[0] - outcome.timeline.start))
 
 
-class BatchAndStreams(Connections):
+class BatchAndStreams(ClientConnections):
     """Interactive streams and batches, as clients of one gateway."""
 
     def __init__(self, address: str, num_tokens: int) -> None:

@@ -10,12 +10,10 @@ to the error file.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
 import signal
-import socket
 import tempfile
 import time
 from collections import Counter
@@ -26,14 +24,13 @@ from typing import Any
 
 import httpx2
 
-from scripts.bench.common.deployment import ServedDeployment
+from scripts.bench.common.deployment import ServedDeployment, lasting_port
 from scripts.bench.common.report import Result, bench_parser, finish
 from scripts.bench.common.tokens import MODEL
 from scripts.bench.common.turns import say
 
 EVERYTHING = "everything"
 TURNS = ("gateway", EVERYTHING, "worker", "scheduler", "tokenizer", "detokenizer", "gateway")  # what is killed
-PORTS = (20_000, 30_000)  # Linux gives connections others
 ENDPOINT = "/v1/completions"
 ENDED = ("completed", "failed", "expired", "cancelled")
 READY_SECONDS = 120.0
@@ -65,15 +62,6 @@ class BatchOutcome:
     num_strange: int = 0  # answers in the wrong file, or of another line
     kills: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
-
-
-def lasting_port() -> int:
-    """A free port that no connection gets by chance while the deployment is down."""
-    while True:
-        port = random.SystemRandom().randrange(*PORTS)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def content(order: BatchOrder) -> bytes:

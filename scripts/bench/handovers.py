@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from scripts.bench.common.clients import Connections, ask_of
+from scripts.bench.common.clients import ClientConnections, ask_of
 from scripts.bench.common.deployment import ServedDeployment, log_lines
 from scripts.bench.common.report import Result
 from services.cli.orders import send_order
@@ -83,7 +83,7 @@ async def generate(deployment: ServedDeployment, requests: list[Any], meanwhile:
         if not begun.is_set() and min(len(record.token_ids) for record in flat) >= BEGUN:
             begun.set()
 
-    async with Connections(deployment.address) as made:
+    async with ClientConnections(deployment.address) as made:
         pairs = zip(requests, records, strict=True)
         tasks = [asyncio.create_task(collect(made.stubs[0], request, some, note)) for request, some in pairs]
         if meanwhile is not None:

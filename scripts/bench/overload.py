@@ -33,7 +33,7 @@ from typing import Any
 import grpc
 import uvloop
 
-from scripts.bench.common.clients import Connections, ask
+from scripts.bench.common.clients import ClientConnections, ask
 from scripts.bench.common.deployment import LocalDeployment, log_lines, with_stand_in
 from scripts.bench.common.report import Result, bench_parser, finish
 from services.cli.bench.generator import Generator, RequestOutcome
@@ -98,7 +98,7 @@ def percentile_of(values: Sequence[float], q: float) -> float | None:
     return percentile(values, q) if values else None
 
 
-class Crowd(Connections):
+class Crowd(ClientConnections):
     """Clients in this process: what the load generator sends through."""
 
     def __init__(self, address: str, num_tokens: int, deadline: float) -> None:

@@ -17,7 +17,6 @@ are spread evenly, half of that.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from scripts.bench.common.core import WORKER, asked, core_of, forget_news
+from scripts.bench.common.report import bench_parser
 from services.scheduler.state.policy import Policy
 from shared.messages import StepResult, WorkerCapacity
 
@@ -113,7 +113,7 @@ def mooncake(data: Path) -> tuple[int, float, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench_parser(__doc__, has_check=False)
     parser.add_argument("data", type=Path)
     parser.add_argument("--block-sizes", default="16,32,64")
     args = parser.parse_args()

@@ -15,6 +15,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -50,11 +51,8 @@ def measure(settings: Mapping[str, Any]) -> dict[str, float]:
 
 def ask(address: str) -> None:
     """One token.  Raises grpc.RpcError."""
-    client = TerminalClient(address)
-    try:
+    with closing(TerminalClient(address)) as client:
         client.generate(ONE_TOKEN, lambda _: None, text="Once")
-    finally:
-        client.close()
 
 
 def report(name: str, rounds: list[dict[str, float]]) -> list[Result]:

@@ -21,7 +21,7 @@ from time import perf_counter
 import msgspec
 import uvloop
 
-from scripts.bench.common.clients import Connections, Received, ask, full_load, offered
+from scripts.bench.common.clients import ClientConnections, Received, ask, full_load, offered
 from scripts.bench.common.core import WORKER, asked, core_of
 from scripts.bench.common.deployment import LocalDeployment, with_stand_in
 from scripts.bench.common.proc import ProcessUsage, usage
@@ -72,7 +72,7 @@ def added_to_first_token(address: str) -> list[Result]:
 async def through_the_chain(address: str, pause: float) -> list[float]:
     """Seconds to the first message of each of many requests, one at a time."""
     times = []
-    async with Connections(address) as made:
+    async with ClientConnections(address) as made:
         for seed in range(NUM_LONE):
             await asyncio.sleep(pause)
             start, first = perf_counter(), 0.0

@@ -45,7 +45,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", choices=sorted(FOLDERS), help="only this one")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--check", action="store_true", help="exit 1 where fewer than 90 % of a folder's are noticed")
+    parser.add_argument("--check", action="store_true", help="exit 1 where fewer than 90 %% of a folder's are noticed")
     parser.add_argument(
         "--part", default="1/1", metavar="I/N", help="only this part of them: where a run must be short"
     )

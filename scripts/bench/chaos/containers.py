@@ -96,7 +96,8 @@ class Containers(FaultStage):
 
     async def _names(self, service: str) -> list[str]:
         containers = await asyncio.to_thread(self.stack.containers, service)
-        return [str(one["Name"]) for one in sorted(containers, key=lambda one: number_of(one["Name"]))]
+        names = [str(one["Name"]) for one in containers]  # as compose makes them, project-service-number
+        return sorted(names, key=lambda name: int(name.rpartition("-")[2]))
 
     async def _docker(self, *arguments: str) -> None:
         """A command, tried for a while: a container that is just being started again refuses it."""
@@ -124,8 +125,3 @@ class Containers(FaultStage):
                 if request_id in line:
                     return f"{self.stack.project}-{line.partition('|')[0].strip()}"
         raise DockerError(f"no gateway's log has request {request_id}")
-
-
-def number_of(name: str) -> int:
-    """The last part of a container's name as compose makes it, project-service-number."""
-    return int(name.rpartition("-")[2])

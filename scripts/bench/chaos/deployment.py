@@ -7,8 +7,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
-import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx2
 
 from scripts.bench.chaos.faults import Fault, FaultStage
 from scripts.bench.common.deployment import signal_all
@@ -66,8 +65,9 @@ class ChaosDeployment(FaultStage):
             return
         port = self._settings.observation.metrics_port + METRICS_PORTS * PLACES.index("scheduler")
         try:
-            page = await asyncio.to_thread(read_page, f"http://127.0.0.1:{port}/metrics")
-        except OSError:
+            async with httpx2.AsyncClient(timeout=2.0, trust_env=False) as client:
+                page = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
+        except httpx2.HTTPError:
             return
         found = FETCHED.search(page)
         count = int(float(found[1])) if found else 0
@@ -120,11 +120,6 @@ def settings_of(settings: Settings, num_prefill: int, role: Role) -> Settings:
     return settings.replace(worker_role="prefill" if role.index < num_prefill else "decode")
 
 
-def read_page(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=2.0) as answer:  # of this host
-        return str(answer.read().decode())
-
-
 @asynccontextmanager
 async def deployed(
     settings: Settings, counts: dict[str, int], log_dir: Path, num_prefill: int = 0
@@ -141,12 +136,3 @@ async def deployed(
         signal_all([child.pid for child in deployment.supervisor.children if child.pid], signal.SIGCONT)
         deployment.supervisor.stop(settings.deployment.drain_timeout)
         deployment.fork_servers.close()
-
-
-def consecutive_ports() -> int:
-    """The first of two ports that are free."""
-    while True:
-        port = free_port()
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port + 1))
-            return port

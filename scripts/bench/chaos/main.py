@@ -32,7 +32,7 @@ from scripts.bench.chaos.cases import (
     stop_cases,
 )
 from scripts.bench.chaos.containers import Containers
-from scripts.bench.chaos.deployment import RANK, consecutive_ports, deployed
+from scripts.bench.chaos.deployment import RANK, deployed
 from scripts.bench.chaos.faults import Fault, FaultStage, Inflicted, schedule
 from scripts.bench.chaos.streams import (
     ReceiptTimes,
@@ -44,6 +44,7 @@ from scripts.bench.chaos.streams import (
     until_flowing,
 )
 from scripts.bench.common.adapters import write_adapter
+from scripts.bench.common.deployment import lasting_port
 from scripts.bench.common.host import cores_taken
 from scripts.bench.common.report import bench_parser
 from scripts.bench.common.stack import Stack
@@ -115,7 +116,7 @@ async def perform(directory: Path, order: ChaosOrder, draft: str = "off", shape:
         group |= {"metrics_port": METRICS_PORT, "store_memory": STORE_MEMORY if shape.stores else 0}
     settings = Settings.of(
         model=str(MODEL), lora_dir=str(directory / "adapters"), max_loras=2, draft=draft,
-        runtime_dir=str(directory / "run"), port=consecutive_ports(), http_port=-1,
+        runtime_dir=str(directory / "run"), port=lasting_port(), http_port=-1,
         num_threads=1, num_blocks=2048, log_format="json", drain_timeout=1.0, **group,
     )  # fmt: skip
     wanted = COUNTS | {"draft": int(draft != "off"), RANK: processes - 1, "store": shape.stores}

@@ -30,7 +30,7 @@ OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_len
 PATIENCE = 60.0  # seconds for the last requests to end
 
 
-class Connections:
+class ClientConnections:
     """Several to one gateway, as different clients have them; made and closed in a running event loop."""
 
     def __init__(self, address: str, count: int = 1) -> None:
@@ -149,7 +149,7 @@ async def report(load: OfferedLoad) -> None:
 
 async def run(address: str, streams: int, seconds: float, num_tokens: int, num_channels: int) -> OfferedLoad:
     load = OfferedLoad(Speech(), num_tokens, time.monotonic() + seconds)
-    async with Connections(address, num_channels) as made:
+    async with ClientConnections(address, num_channels) as made:
         reporting = asyncio.create_task(report(load))
         await asyncio.gather(*(load.stream(made.stubs[index % num_channels]) for index in range(streams)))
         reporting.cancel()

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,7 +23,7 @@ from typing import Any, Self
 import grpc
 
 from protos.pageant.v1 import control_pb2, control_pb2_grpc
-from scripts.bench.common.clients import OPTIONS, Connections
+from scripts.bench.common.clients import OPTIONS, ClientConnections
 from scripts.bench.common.proc import ProcessUsage, service_pids, tree, tree_cpu_seconds, usage
 from scripts.bench.common.tokens import MODEL
 from services.cli.addresses import with_port
@@ -34,6 +36,7 @@ READY_SECONDS = 300  # until all serve: a busy machine takes its time to load to
 STOP_SECONDS, SERVE_STOP_SECONDS = 10, 30
 REQUEST_SECONDS = 900
 NEVER = 1e6  # seconds: a deployment that is stopped by signal must not take its own silence for a death
+PORTS = (20_000, 30_000)  # Linux gives connections others
 COUNTS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 
 Request = Any  # a pageant.v1.GenerateRequest
@@ -95,6 +98,16 @@ def with_worker(
             yield running
         finally:
             stop(running.processes.values())
+
+
+def lasting_port() -> int:
+    """The first of two free ports that follow each other, which no connection gets by chance meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(*PORTS)
+        with socket.socket() as one, socket.socket() as other, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            other.bind(("127.0.0.1", port + 1))
+            return port
 
 
 def wait_until_serving(address: str, check: Callable[[], None]) -> None:
@@ -250,7 +263,7 @@ def signal_all(pids: Collection[int], number: signal.Signals) -> None:
 
 async def play(address: str, slots: Sequence[Sequence[Request]]) -> Played:
     """Every slot a stream at a time, one request after the other, all slots at once."""
-    async with Connections(address) as made:
+    async with ClientConnections(address) as made:
         await made.channels[0].channel_ready()
         begin = time.perf_counter()
         played = await asyncio.gather(*(_play_slot(made.stubs[0], slot) for slot in slots))

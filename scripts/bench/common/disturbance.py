@@ -155,24 +155,27 @@ class BusyStreams:
         self.turns: Turns = {}
         self._client, self._num_streams = client, num_streams
         self._gaps: list[float] | None = None  # of the phase that is measured now
-        self._over = asyncio.Event()
+        self._is_over = False
 
     async def _stream(self, seed: int) -> None:
         """Of unlike lengths: else all end and begin together, and the p99 is of those that were counted just then."""
         lengths = Random(seed)
-        while not self._over.is_set():
+        while not self._is_over:
             seed += 1000
             num_tokens = lengths.randint(*LENGTHS)
             asked: Any = {"max_tokens": num_tokens, "ignore_eos": True, "seed": seed, "temperature": 1.0}
-            last = 0.0
             async with self._client.stream("Once upon a time", **asked) as stream:
-                async for _ in stream:
-                    now = time.perf_counter()
-                    if last and self._gaps is not None:
-                        self._gaps.append(1000 * (now - last))
-                    last = now
-                    if self._over.is_set():
-                        return
+                await self._read(stream)
+
+    async def _read(self, stream: Any) -> None:
+        last = 0.0
+        async for _ in stream:
+            now = time.perf_counter()
+            if last and self._gaps is not None:
+                self._gaps.append(1000 * (now - last))
+            last = now
+            if self._is_over:
+                return
 
     async def compare(
         self, doings: Sequence[tuple[str, Doing]], *, seconds: float, rounds: int, tries: int = 1, pause: float = 0.0
@@ -192,7 +195,7 @@ class BusyStreams:
             print(f"round {number}: {', '.join(said)}; the host took {100 * taken:.1f} %", flush=True)
             if all(len(self._quietest(kind, count, QUIET)) == count for kind, count in wanted.items()):
                 break
-        self._over.set()
+        self._is_over = True
         await asyncio.gather(*streams)
         return {kind: self._quietest(kind, count) for kind, count in wanted.items()}
 

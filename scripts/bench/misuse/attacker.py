@@ -26,7 +26,7 @@ from typing import Any
 import grpc
 
 from protos.pageant.v1 import inference_pb2
-from scripts.bench.common.clients import Connections
+from scripts.bench.common.clients import ClientConnections
 from scripts.bench.common.disturbance import AttackOutcome, obey
 from scripts.bench.misuse.hostile import hostile
 from shared.client.client import sampling_proto
@@ -157,7 +157,7 @@ async def main() -> None:
     parser.add_argument("--http", default="")
     parser.add_argument("--salts", type=int, default=60, help="sets of grammars made before the first attack")
     args = parser.parse_args()
-    async with Connections(args.grpc, NUM_SENDERS) as made:
+    async with ClientConnections(args.grpc, NUM_SENDERS) as made:
         await obey(on_doors(args.http, made.channels) if args.http else with_formats(made.channels[0], args.salts))
 
 

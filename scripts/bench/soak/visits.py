@@ -16,7 +16,7 @@ import httpx2
 
 from protos.pageant.v1 import inference_pb2
 from scripts.bench.chaos.cases import OPENINGS, PERSON
-from scripts.bench.common.clients import Connections
+from scripts.bench.common.clients import ClientConnections
 
 NUM_CHANNELS = 4
 TIMEOUT = 60.0  # seconds, of one request
@@ -26,7 +26,7 @@ UNEXPECTED = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
 HTTP_ERRORS = (httpx2.HTTPError, httpx2.StreamError)
 
 
-class Doors(Connections):
+class Doors(ClientConnections):
     """The ways into one deployment: a few gRPC connections and a pool of HTTP ones."""
 
     def __init__(self, address: str, http_port: int) -> None:
@@ -146,7 +146,7 @@ async def held_to_format(visit: SoakVisit) -> None:
 
 async def hung_up(visit: SoakVisit) -> None:
     """A connection of its own, closed in the middle of a stream."""
-    async with Connections(visit.doors.address) as made:
+    async with ClientConnections(visit.doors.address) as made:
         await visit.read(visit.request(max_tokens=200), 2, stub=made.stubs[0])
 
 
