@@ -24,13 +24,14 @@ class Reach:
     imported: dict[str, set[int]] = field(default_factory=dict)  # lines of each file that no test runs, but the import
 
     def of(self, path: str, line: int) -> list[str]:
-        """The tests that run a line, the quickest first; of a line that only the import runs, those of its module, and
-        all where no test runs a line of that: it has only data."""
+        """The tests that run a line, those of its module's own file first, and the quickest first; of a line that only
+        the import runs, those of its module, and all where no test runs a line of that: it has only data."""
         found = self.tests.get((path, line), set())
         if line in self.imported.get(path, ()):
             found = set().union(*(tests for (file, _), tests in self.tests.items() if file == path))
             found = found or set(self.seconds)
-        return sorted(found, key=lambda test: self.seconds.get(test, 1.0))
+        own = f"/test_{Path(path).name}::"
+        return sorted(found, key=lambda test: (own not in test, self.seconds.get(test, 1.0)))
 
 
 def measure(root: Path, folder: str, tests: list[str], scratch: Path, jobs: int) -> Reach:
