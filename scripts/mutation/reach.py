@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 from coverage import CoverageData
 
+CHECKOUT = Path(__file__).resolve().parents[2]
 OPTIONS = ("-q", "-p", "no:cacheprovider", "--no-header")
 
 
@@ -78,4 +79,6 @@ def environment(root: Path) -> dict[str, str]:
     """Of a run with a fault: no compiled code of a faulty file may be taken for that of the next.  With as few random
     events as in everyday work: a fault that shows after more of them shows in no other test."""
     own = {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    return {"PAGEANT_TEST_EVENTS": "12000", "PAGEANT_TEST_FRAMES": "2000", **os.environ, **own}
+    data = str(CHECKOUT.parent / "shared/data")  # as tests in the checkout find them
+    less = {"PAGEANT_TEST_EVENTS": "12000", "PAGEANT_TEST_FRAMES": "2000", "PAGEANT_TEST_DATA": data}
+    return {**less, **os.environ, **own}
