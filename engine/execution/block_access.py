@@ -16,9 +16,8 @@ import torch
 
 from engine.execution.block_fence import PoolFence
 from engine.modeling.kv_pool import KVPool
+from shared.data_link.frames import SPACE_BYTES
 from shared.messages.fingerprint import TEXT_PARTS, Fingerprint
-
-SPACE_BYTES = 16
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -29,10 +29,13 @@ from scripts.mutation.reach import Reach, measure
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {
     "services/scheduler": ["tests/unit/scheduler"],
-    "engine/execution": ["tests/engine/execution", "tests/engine/modeling", "tests/unit/worker"],
+    "engine/execution": [
+        "tests/engine/execution", "tests/engine/modeling", "tests/unit/worker", "tests/engine/lora/test_queued.py",
+        "tests/engine/heads/test_heads.py",
+    ],
     "services/detokenizer": ["tests/unit/detokenizer"],
     "services/gateway/streams": ["tests/unit/gateway/streams", "tests/unit/gateway/generation"],
-}
+}  # fmt: skip
 SHARE = 0.9  # of the faults must be noticed
 PATIENCE = 20.0  # seconds beyond four times what the tests took, after which they count as hanging
 BUDGET = 60.0  # seconds of tests for a fault at most, the quickest first

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 from coverage import CoverageData
 
+CHECKOUT = Path(__file__).resolve().parents[2]
 OPTIONS = ("-q", "-p", "no:cacheprovider", "--no-header")
 
 
@@ -24,13 +25,14 @@ class Reach:
     imported: dict[str, set[int]] = field(default_factory=dict)  # lines of each file that no test runs, but the import
 
     def of(self, path: str, line: int) -> list[str]:
-        """The tests that run a line, the quickest first; of a line that only the import runs, those of its module, and
-        all where no test runs a line of that: it has only data."""
+        """The tests that run a line, those of its module's own file first, and the quickest first; of a line that only
+        the import runs, those of its module, and all where no test runs a line of that: it has only data."""
         found = self.tests.get((path, line), set())
         if line in self.imported.get(path, ()):
             found = set().union(*(tests for (file, _), tests in self.tests.items() if file == path))
             found = found or set(self.seconds)
-        return sorted(found, key=lambda test: self.seconds.get(test, 1.0))
+        own = f"/test_{Path(path).name}::"
+        return sorted(found, key=lambda test: (own not in test, self.seconds.get(test, 1.0)))
 
 
 def measure(root: Path, folder: str, tests: list[str], scratch: Path, jobs: int) -> Reach:
@@ -77,4 +79,6 @@ def environment(root: Path) -> dict[str, str]:
     """Of a run with a fault: no compiled code of a faulty file may be taken for that of the next.  With as few random
     events as in everyday work: a fault that shows after more of them shows in no other test."""
     own = {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    return {"PAGEANT_TEST_EVENTS": "12000", "PAGEANT_TEST_FRAMES": "2000", **os.environ, **own}
+    data = str(CHECKOUT.parent / "shared/data")  # as tests in the checkout find them
+    less = {"PAGEANT_TEST_EVENTS": "12000", "PAGEANT_TEST_FRAMES": "2000", "PAGEANT_TEST_DATA": data}
+    return {**less, **os.environ, **own}

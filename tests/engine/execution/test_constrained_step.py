@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from engine.execution.constrained_step import ConstrainedStep, cut_drafts
-from engine.execution.row_automata import RowAutomata
+from engine.execution.row_automata import Held, RowAutomata
 from engine.execution.rows import RowTable
 from engine.execution.sampled_tokens import SampledTokens
 from engine.execution.schedule import Schedule, read_schedule
 from shared.grammar import Grammar, GrammarKind
 from shared.messages import AdmittedSequence, DraftDistribution, StepPlan
-from tests.engine.execution.test_row_automata import TOKENIZER, Said, choice, load, sequence
+from tests.engine.execution.test_row_automata import EOS, TOKENIZER, Said, choice, load, sequence
 
 SIZE = 8
-YES = TOKENIZER.encode_plain("yes")
+YES, NO = TOKENIZER.encode_plain("yes"), TOKENIZER.encode_plain("no")
 WRONG = TOKENIZER.encode_plain("zzz")[0]
 BROKEN = Grammar(GrammarKind.COMPILED, "start: nowhere")
 
@@ -173,13 +173,15 @@ def test_drafts_are_tried_of_rows_that_have_some_and_can_be_followed(
 def test_each_draft_has_what_is_allowed_behind_those_before_it(automata: RowAutomata) -> None:
     step = Step(automata, None, choice("yes"), choice("no"))
     step.ready()
-    drafts = [[5, 6], YES, []]
+    drafts = [[5, 6], YES, NO]
     schedule, missing = ConstrainedStep(automata, step.schedule(drafts)).hold()
     allowance = schedule.positions.allowance
     assert missing is None and allowance is not None
-    assert allowance.places.tolist() == [*range(3, 3 + len(YES) + 1), 3 + len(YES) + 1]
+    assert allowance.places.tolist() == list(range(3, 3 + len(YES) + 1 + len(NO) + 1))
     found = [set(np.flatnonzero(one).tolist()) for one in allowance.allowed]
-    assert all(token in found[place] for place, token in enumerate(YES)) and found[len(YES)] == {0, 3}
+    for first, text in ((0, YES), (len(YES) + 1, NO)):
+        assert all(token in found[first + place] for place, token in enumerate(text))
+        assert found[first + len(text)] == set(EOS)
 
 
 def test_a_row_goes_on_behind_the_tokens_of_its_own_sample(automata: RowAutomata) -> None:
@@ -198,3 +200,35 @@ def test_a_row_goes_on_behind_the_tokens_of_its_own_sample(automata: RowAutomata
     automata.wait([row], others=False)
     allowed = row.allowed([])
     assert allowed is not None and set(np.flatnonzero(allowed[0]).tolist()) == {0, 3}, "nothing but an end"
+
+
+def test_rows_with_drafts_or_grammars_may_go_back(automata: RowAutomata) -> None:
+    step = Step(automata, None, choice("yes"), None, None)
+    assert ConstrainedStep(automata, step.schedule()).may_go_back().tolist() == [1]
+    assert ConstrainedStep(automata, step.schedule([[], [], [5], [5, 6]])).may_go_back().tolist() == [1, 2, 3]
+    assert ConstrainedStep(automata, step.schedule(part=1)).may_go_back().tolist() == [], "it takes no token"
+
+
+Waited = list[tuple[list[Held], bool]]  # who was waited for, and whether there were others in the step
+
+
+@pytest.fixture
+def waited(automata: RowAutomata, monkeypatch: pytest.MonkeyPatch) -> Waited:
+    found: Waited = []
+    monkeypatch.setattr(automata, "wait", lambda helds, *, others: found.append((list(helds), others)))
+    return found
+
+
+def test_drafts_are_cut_once_their_grammars_were_waited_for(automata: RowAutomata, waited: Waited) -> None:
+    step = Step(automata, choice("yes"), choice("no"))
+    held = [automata.of(row) for row in range(2)]
+    for drafts, others in (([YES, NO], False), ([YES, []], True)):
+        cut_drafts(step.plan(drafts), automata)
+        assert waited.pop() == ([one for one, draft in zip(held, drafts, strict=True) if draft], others)
+
+
+def test_a_step_waits_for_grammars_longer_where_all_its_rows_have_one(automata: RowAutomata, waited: Waited) -> None:
+    for grammars, others in ([choice("yes"), choice("no")], False), ([choice("yes"), None], True):
+        step = Step(automata, *grammars)
+        ConstrainedStep(automata, step.schedule()).hold()
+        assert waited.pop() == ([one for row in range(2) if (one := automata.of(row))], others)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import cast
 
@@ -10,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.execution.pooling import RowPools
+from engine.execution.pooling import Classifier, RowPools
 from engine.execution.schedule import Schedule
+from shared.errors import FatalError
 from shared.messages import AdmittedSequence
 from shared.packing import pack_tokens
 from shared.pooling import Pooling, PoolingKind
@@ -90,9 +92,33 @@ def test_what_a_row_had_before_is_forgotten(end: str) -> None:
         made.release([0, 5])
     elif end == "reset":
         made.reset()
+    assert end == "admit" or (not made._sums and not made._poolings), "what was summed up needs memory"
     made.admit(admitted(0, MEAN))
     found = made.take(schedule([0], [0], [2], [True], [0]), STATES[2:4])
     assert found[0].tolist() == pytest.approx(STATES[2:4].mean(0).tolist())
     assert not made._sums and not made._poolings, "a vector that was made is not kept"
     made.admit(admitted(0, None))
     assert not made._poolings
+
+
+WEIGHT = torch.tensor([[0.5, -1.0], [2.0, 0.25], [0.0, 1.5]])
+
+
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid", "none"])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_the_last_token_is_scored_by_label(activation: str, normalize: bool) -> None:
+    made = RowPools(Classifier(WEIGHT, activation))
+    made.admit(admitted(0, Pooling(PoolingKind.CLASSIFY, normalize=normalize)))
+    (found,) = made.take(schedule([0], [0], [6], [True], [0]), STATES).values()
+    scores = [float(row @ STATES[-1]) for row in WEIGHT]
+    if normalize and activation == "softmax":
+        scores = [math.exp(one) / sum(map(math.exp, scores)) for one in scores]
+    elif normalize and activation == "sigmoid":
+        scores = [1 / (1 + math.exp(-one)) for one in scores]
+    assert found.tolist() == pytest.approx(scores) and found.dtype == torch.float32
+    assert not made._poolings
+
+
+def test_a_model_without_labels_scores_none() -> None:
+    with pytest.raises(FatalError, match="labels"):
+        whole(Pooling(PoolingKind.CLASSIFY), STATES)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
+import pytest
 import torch
 
+from engine.execution import sampled_tokens
 from engine.execution.rows import RowTable
-from engine.execution.sampled_tokens import MissingSamples, SampledTokens
+from engine.execution.sampled_tokens import MissingSamples, SampledTokens, pick
 from engine.execution.schedule import Schedule, read_schedule
 from engine.sampling.verification import Verdict
 from shared.messages import AdmittedSequence, StepPlan
@@ -82,3 +84,38 @@ def test_the_places_of_sampled_positions_among_the_states_that_come_back() -> No
     batch = msgspec.structs.replace(plan.batch, wanted=np.array([4, 3, 1, 2]))  # as where prompts are scored
     plan = msgspec.structs.replace(plan, batch=batch)
     assert plan.sampled_places().tolist() == [1, 2, 3, 7, 8, 9]
+
+
+class Ending:
+    """A step that is computed when it is waited for."""
+
+    def __init__(self, *results: tuple[torch.Tensor, list[int]]) -> None:
+        self._results = results
+
+    def wait(self) -> None:
+        for tensor, values in self._results:
+            tensor.copy_(torch.tensor(values))
+
+
+def test_tokens_of_a_step_that_is_queued_are_read_behind_its_end() -> None:
+    for read in (lambda sampled: sampled.token_ids, lambda sampled: [sampled.of(n)[0] for n in range(3)]):
+        tokens = torch.zeros(3, dtype=torch.int64)
+        assert read(SampledTokens(schedule(), None, tokens, None, Ending((tokens, [7, 8, 9])))) == [7, 8, 9]
+    accepted, tokens = torch.zeros(3, dtype=torch.int64), TOKENS.clone()
+    verdict = Verdict(tokens, accepted)
+    late = SampledTokens(schedule(DRAFTS), None, tokens, verdict, Ending((accepted, [1, 0, 1])))
+    assert late.counts == [2, 0, 1, 2]
+
+
+def test_it_is_not_known_what_a_device_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampled_tokens, "to_host", torch.zeros_like)
+    tokens = torch.zeros(3, dtype=torch.int64, device="meta")
+    assert SampledTokens(schedule(), None, tokens, None).is_known
+    assert not SampledTokens(schedule(DRAFTS), None, tokens, Verdict(tokens, tokens)).is_known
+
+
+def test_tokens_are_picked_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pick(torch.tensor([7, 8, 9]), np.array([2, 0])).tolist() == [9, 7]
+    monkeypatch.setattr(sampled_tokens, "to_device", lambda array, device: torch.from_numpy(array).to(device))
+    found = pick(torch.zeros(3, dtype=torch.int64, device="meta"), np.array([2, 0]))
+    assert found.device.type == "meta" and found.shape == (2,)

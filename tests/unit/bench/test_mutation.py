@@ -67,6 +67,14 @@ def test_what_a_class_is_made_of_and_what_is_asserted_is_left_out(tmp_path: Path
     assert [(fault.before, fault.after) for fault in faults(text, tmp_path)] == [("1", "2")]
 
 
+def test_the_tests_of_a_module_s_own_file_come_first() -> None:
+    own, other = "tests/unit/test_a.py::test_x", "tests/unit/test_ba.py::test_y"
+    reach = Reach(seconds={own: 5.0, other: 0.1})
+    reach.tests["services/a.py", 1] |= {own, other}
+    reach.tests["services/b.py", 1] |= {own, other}
+    assert reach.of("services/a.py", 1) == [own, other] and reach.of("services/b.py", 1) == [other, own]
+
+
 def test_the_quickest_test_comes_first_and_an_import_is_tried_with_its_module_s() -> None:
     reach = Reach(seconds={"slow": 5.0, "quick": 0.1}, imported={"a.py": {1}})
     reach.tests["a.py", 2] |= {"slow", "quick"}
@@ -86,4 +94,4 @@ def test_faults_are_drawn_in_proportion_and_again_alike() -> None:
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_folders_and_their_tests_exist(folder: str) -> None:
     assert modules(folder)
-    assert all(Path(tests).is_dir() for tests in FOLDERS[folder])
+    assert all((ROOT / tests).exists() for tests in FOLDERS[folder])

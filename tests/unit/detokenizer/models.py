@@ -7,6 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, normalizers
+from tokenizers.models import BPE
 
 from services.detokenizer.decoder import DecoderFactory
 from shared.messages import OpenStream, RequestHeader
@@ -27,6 +29,25 @@ SNIPPETS = [
     *("é", "e\u0301", "ñ", "Ω", "ß", "ﬁ", "한", "국", "日本語", "中", "文", "ไทย", "हिन्दी", "ខ្មែរ", "עברית", "\u200d"),
     *("😀", "🦙", "👩‍👩‍👧‍👦", "🏳️‍🌈", "👍🏽", "🇩🇪", "𝔘", "\u0301", "\ufeff", "<s>", "</s>", "<|im_end|>", "▁", "<0x41>"),
 ]
+
+SPELLED = ["▁", "▁▁", "▁H", "ello", "he", "▁the", "ñ", "🦙", *"Habcdehlnort.,!"]
+
+
+def write_spelled(directory: Path) -> None:
+    """A tokenizer as SentencePiece's are: spaces are marked, a text begins with one that its decoder takes away again,
+    and what is not in its small vocabulary is spelled in bytes."""
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *SPELLED]
+    vocabulary = {word: place for place, word in enumerate(dict.fromkeys([*words, *"".join(SPELLED)]))}
+    merges = [("▁", "▁"), ("▁", "H"), ("h", "e"), ("▁", "the")]
+    merges = [pair for pair in merges if {*pair, "".join(pair)} <= vocabulary.keys()]
+    made = Tokenizer(BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    made.add_special_tokens(["<unk>", "<s>", "</s>"])
+    made.save(str(directory / "tokenizer.json"))
+
 
 texts = st.lists(st.sampled_from(SNIPPETS) | st.text(max_size=3), max_size=12).map("".join)
 

@@ -48,10 +48,17 @@ def say(path: Path, stream: OpenStream, ids: list[int], **finish: object) -> Seq
     return said
 
 
-def test_the_first_news_name_what_computes() -> None:
-    stream = TextStream(msgspec.structs.replace(opened(), fingerprint="fp_a"), factory(BUNDLED))
-    said = feed(stream, tokenizer(BUNDLED).encode("one two three"), [slice(0, 1), slice(1, 3)])
-    assert [text.fingerprint for text in said] == ["fp_a", ""]
+def test_the_first_news_name_what_computes_and_bring_the_embedding() -> None:
+    first = msgspec.structs.replace(opened(), fingerprint="fp_a", embedding=b"1234")
+    said = feed(TextStream(first, factory(BUNDLED)), tokenizer(BUNDLED).encode("a b c"), [slice(0, 1), slice(1, 3)])
+    assert [(text.fingerprint, text.embedding) for text in said] == [("fp_a", b"1234"), ("", None)]
+
+
+def test_a_space_is_taken_from_what_follows_a_whole_prompt_without_text(spelled: Path) -> None:
+    ids = tokenizer(spelled).encode_plain("Hello")
+    for num_prompt_tokens, text in ((1, "Hello"), (40, " Hello")):
+        stream = msgspec.structs.replace(opened(prompt=[1]), num_prompt_tokens=num_prompt_tokens)
+        assert say(spelled, stream, ids).text == text, "of a long prompt only the end is known"
 
 
 @relaxed

@@ -7,7 +7,15 @@ from typing import Any
 from engine.execution.block_fence import BlockFence
 from engine.execution.partial import completed, without
 from shared.block_digest import digest_blocks
-from shared.messages import AdmittedSequence, Refusal, RefusedRow, StepPlan, StepResult
+from shared.messages import (
+    AdmittedSequence,
+    DraftDistribution,
+    Refusal,
+    RefusedRow,
+    SlidingPlan,
+    StepPlan,
+    StepResult,
+)
 from shared.packing import pack_tokens
 from shared.sampling import SamplingParams
 
@@ -93,11 +101,28 @@ def test_another_epoch_begins_from_nothing() -> None:
 
 
 def test_a_part_of_a_plan_and_its_result_as_that_of_the_whole() -> None:
+    lives = {0: [(1, 1)], 1: [], 2: [(2, 1), (3, 1)]}
     whole = plan(
-        {0: [], 1: [], 2: []}, num_draft_tokens=[1, 2, 0], draft_token_ids=[7, 8, 9], num_computed_tokens=[4, 5, 6]
-    )
+        lives, num_draft_tokens=[1, 2, 0], draft_token_ids=[7, 8, 9], num_computed_tokens=[4, 5, 6],
+        num_scheduled_tokens=[2, 3, 4], num_wanted_drafts=[1, 0, 3], block_copies=[(1, 2)], copy_generations=[1],
+        draft_distributions=[DraftDistribution(bytes([one]), b"") for one in range(3)],
+        sliding=[SlidingPlan([1, 0, 0], [0, 1, 0], [4], [1])],
+    )  # fmt: skip
     part = without(whole, {0})
-    assert (part.rows, part.num_computed_tokens, part.draft_token_ids) == ([1, 2], [5, 6], [8, 9])
+    assert (part.rows, part.num_computed_tokens, part.num_scheduled_tokens) == ([1, 2], [5, 6], [3, 4])
+    assert (part.num_draft_tokens, part.draft_token_ids, part.num_wanted_drafts) == ([2, 0], [8, 9], [0, 3])
+    assert [one.token_ids for one in part.draft_distributions] == [bytes([1]), bytes([2])]
+    assert part.num_new_blocks == [0, 0], "the rows have them already"
+    assert not (part.new_block_ids or part.new_block_generations or part.block_copies or part.copy_generations)
+    assert not part.sliding
     refused = [RefusedRow(0, Refusal.NOT_IN_STEP)]
-    result = completed(StepResult(1, 0, [2, 1], [8, 3, 4], prompt_logprobs={1: []}), refused, 3)
+    computed = StepResult(1, 0, [2, 1], [8, 3, 4], prompt_logprobs={1: []}, num_head_drafts=[0, 3])
+    result = completed(computed, refused, 3)
     assert (result.num_sampled, result.prompt_logprobs, result.refused_rows) == ([0, 2, 1], {2: []}, refused)
+    assert result.num_head_drafts == [0, 0, 3]
+
+
+def test_a_part_of_a_plan_without_drafts_has_none() -> None:
+    part = without(plan({0: [], 1: []}), {1})
+    assert part == plan({0: []})
+    assert completed(StepResult(1, 0, [1], [8]), [RefusedRow(1, Refusal.NOT_IN_STEP)], 2).num_head_drafts == []
