@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -25,7 +25,7 @@ from services.gateway.http.answers.objects import (
     stop_reason,
 )
 from services.gateway.http.answers.timing import RequestMetrics
-from services.gateway.http.requests.fields import ClientNames, GenerationBody, Int, TokenId
+from services.gateway.http.requests.fields import ClientNames, GenerationBody, Int, NotSupported, TokenId
 from services.gateway.http.requests.gate import Gate
 from services.gateway.http.requests.prompts import Prompt, read_prompts
 from services.gateway.http.requests.returning import Bookmark, positions_of
@@ -50,7 +50,7 @@ class CompletionBody(GenerationBody, kw_only=True):
     logprobs: Int | None = None
     echo: bool | None = None  # the answer begins with the prompt
     best_of: Int | None = None  # sequences that are generated; the n best are the answer
-    suffix: str | None = None
+    suffix: Annotated[str | None, NotSupported("inserting before a suffix")] = None
     add_special_tokens: bool | None = None  # default true: as the tokenizer does for a prompt
 
 

@@ -21,21 +21,13 @@ from services.gateway.http.messages.objects import (
 from services.gateway.http.requests.formats import AnswerFormats
 from services.gateway.http.requests.output_format import response_format
 from services.gateway.http.requests.reading import not_valid
+from services.gateway.http.requests.sampling import NOTHING, refuse_impossible
 from services.gateway.http.requests.thinking import read_budget
 from shared.errors import RequestError
 from shared.grammar import Grammar
 from shared.reasoning import ThinkingBudget
 from shared.sampling import SamplingParams
 
-NOT_POSSIBLE = {
-    "container": "containers",
-    "diagnostics": "diagnostics (the field explain says where the time went)",
-    "mcp_servers": "calling servers of tools",
-    "fallbacks": "falling back to other models",
-    "inference_geo": "choosing a place of inference",
-    "user_profile_id": "profiles of users",
-    "workspace_id": "workspaces",
-}
 ROLES = (USER, ASSISTANT, "system")
 BILLING = "x-anthropic-billing-header:"  # how a block begins that is not for the model
 BUDGET = "thinking.budget_tokens"
@@ -72,9 +64,7 @@ def conversation_of(body: MessagesPrompt, formats: AnswerFormats) -> Conversatio
 
 
 def _check(body: MessagesPrompt) -> None:
-    for name, what in NOT_POSSIBLE.items():
-        if getattr(body, name):
-            raise RequestError(f"{name}: {what} is not supported by this server", field=name)
+    refuse_impossible(body, nothing=(*NOTHING, []))
     if body.speed not in (None, "standard"):
         raise RequestError("speed can only be standard", field="speed")
     managed = body.context_management or {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from starlette.requests import Request
@@ -10,7 +10,7 @@ from starlette.requests import Request
 from services.gateway.generation.embedding import Embedded, check_inputs, embed, embedding_params
 from services.gateway.http.conversation.objects import MessageBody
 from services.gateway.http.conversation.prompt import read_messages
-from services.gateway.http.requests.fields import ClientNames, Int, TokenId
+from services.gateway.http.requests.fields import ClientNames, Int, NotSupported, TokenId
 from services.gateway.http.requests.gate import Gate
 from services.gateway.http.requests.prompts import Prompt, read_prompts
 from services.gateway.http.requests.reading import not_valid
@@ -33,8 +33,8 @@ class PoolingFields(msgspec.Struct, kw_only=True):
     request_id: str | None = None  # a label for logs and Abort
     cache_salt: str | None = None  # only requests with the same salt share cached prompts, within their tenant
     # not possible here
-    chat_template: Any = None
-    mm_processor_kwargs: Any = None
+    mm_processor_kwargs: Annotated[Any, NotSupported("input that is not text")] = None
+    chat_template: Annotated[Any, NotSupported("a chat template from a client")] = None
     padding: Any = None
 
     def message_name(self, place: int) -> str:
@@ -57,7 +57,7 @@ class InputFields(PoolingFields, kw_only=True):
 
 
 def check_fields(body: PoolingFields) -> None:
-    refuse_impossible(body, served=("documents",))
+    refuse_impossible(body)
     if body.padding not in (None, "do_not_pad"):
         raise RequestError("padding can only be do_not_pad", field="padding")
 

@@ -14,17 +14,9 @@ from services.gateway.http.requests.reading import not_valid
 from shared.errors import RequestError
 
 NAMES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
-NOT_POSSIBLE = {
-    "instruction": "a template for pairs",
-    "chat_template_kwargs": "a template for pairs",
-    "rank_fields": "documents of several fields",
-}
 
 
 def check_pair_fields(body: PairFields) -> None:
-    for name, what in NOT_POSSIBLE.items():
-        if getattr(body, name, None) not in (None, {}, ""):
-            raise RequestError(f"{name}: {what} is not supported by this server", field=name)
     for name in ("max_tokens_per_query", "max_tokens_per_doc"):
         if (getattr(body, name) or 0) < 0:
             raise RequestError(f"{name} must be a non-negative integer", field=name)

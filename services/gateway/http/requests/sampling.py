@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from services.gateway.generation.checks import named_tokens
-from services.gateway.http.requests.fields import GenerationBody
+from services.gateway.http.requests.fields import GenerationBody, refused_fields
 from services.gateway.http.requests.output_format import output_grammar
 from shared.beam import Beam, EarlyStopping
 from shared.errors import RequestError
@@ -19,48 +19,20 @@ SAME = (
     "min_tokens", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "seed", "allowed_token_ids",
     "bad_words", "stop_token_ids", "speculate",
 )  # fmt: skip
-NOT_POSSIBLE = {
-    "guided_whitespace_pattern": "a pattern for white space",
-    "structural_tag": "structural tags",
-    "logits_processors": "client code",
-    "prompt_embeds": "prompts of embeddings",
-    "kv_transfer_params": "KV transfer",
-    "mm_processor_kwargs": "input that is not text",
-    "vllm_xargs": "arguments of extensions",
-    "moderation": "moderation",
-    "repetition_detection": "an end at repetitions",
-    "routed_experts_prompt_start": "the experts of a prompt",
-    "return_token_offsets": "places of tokens in the text",
-    "return_prompt_text": "the rendered prompt",
-    "return_mm_kwargs": "input that is not text",
-    "return_weight_versions": "versions of weights",
-    "ec_transfer_params": "a transfer of encodings",
-    "media_io_kwargs": "input that is not text",
-    "mm_payload": "input that is not text",
-    "watermarking": "watermarks",
-    "session_id": "sessions",
-    "stream_interval": "events of several tokens",
-    "suffix": "inserting before a suffix",
-    "chat_template": "a chat template from a client",
-    "documents": "documents beside the messages",
-    "functions": "functions (their successor is tools)",
-    "function_call": "function_call (its successor is tool_choice)",
-    "audio": "audio",
-    "prediction": "predicted outputs",
-    "web_search_options": "web search",
-}
+NOTHING: tuple[Any, ...] = (None, False, "", {})  # what a field says nothing with
 EARLY_STOPPING = {False: EarlyStopping.LIKELY, True: EarlyStopping.FIRST, "never": EarlyStopping.NEVER}
 BEAM_FIELDS = ("beam_width", "length_penalty", "early_stopping")
 SHOWN_KEYS = 8  # of those that are wrong
 MAX_BIAS = 100.0  # OpenAI's bound; more has no more effect
 
 
-def refuse_impossible(body: msgspec.Struct, *, served: Collection[str] = ()) -> None:
-    """Raise RequestError on fields whose meaning this server does not have, unless they say nothing, or have a meaning
-    at this endpoint."""
-    for name, what in NOT_POSSIBLE.items():
-        value = getattr(body, name, None)
-        if name not in served and value not in (None, False, "", {}):
+def refuse_impossible(
+    body: msgspec.Struct, *, served: Collection[str] = (), nothing: Collection[Any] = NOTHING
+) -> None:
+    """Raise RequestError on fields whose meaning this server does not have, unless they say `nothing`, or are `served`
+    by this endpoint."""
+    for name, what in refused_fields(type(body)).items():
+        if name not in served and getattr(body, name) not in nothing:
             raise RequestError(f"{name}: {what} is not supported by this server", field=name)
     if getattr(body, "truncation_side", None) not in (None, "left", "right"):
         raise RequestError("truncation_side must be left or right", field="truncation_side")

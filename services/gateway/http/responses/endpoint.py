@@ -20,6 +20,7 @@ from services.gateway.http.requests.gate import Gate
 from services.gateway.http.requests.output_format import response_format
 from services.gateway.http.requests.reading import check_content_type
 from services.gateway.http.requests.returning import POSITION_HEADER, positions_of
+from services.gateway.http.requests.sampling import NOTHING, refuse_impossible
 from services.gateway.http.responses.answer import LOGPROBS, SEALED, ResponseAnswer
 from services.gateway.http.responses.inputs import InputItem
 from services.gateway.http.responses.items import ResponseTools
@@ -38,18 +39,6 @@ from shared.sampling import SamplingParams
 
 log = structlog.get_logger()
 
-NOT_POSSIBLE = {
-    "conversation": "stored conversations (previous_response_id goes on from a stored response)",
-    "background": "answering in the background",
-    "background_options": "answering in the background",
-    "prompt": "stored prompts",
-    "max_tool_calls": "calling tools of the server's own",
-    "moderation": "moderation",
-    "context_management": "compaction",
-    "access_programs": "access programs",
-    "image": "images",
-    "mm_processor_kwargs": "input that is not text",
-}
 QUERY = ("stream", "starting_after")  # of GET, which are not possible here
 MAX_PAGE = 100  # items
 
@@ -240,9 +229,7 @@ def _params(body: ResponsesBody, conversation: Conversation, *, closes: bool) ->
 
 
 def _check(body: ResponsesBody) -> None:
-    for name, what in NOT_POSSIBLE.items():
-        if getattr(body, name):
-            raise RequestError(f"{name}: {what} is not supported by this server", field=name)
+    refuse_impossible(body, nothing=(*NOTHING, []))
     if others := [name for name in body.include or () if name not in (SEALED, LOGPROBS)]:
         raise RequestError(f"include: {others[0][:64]!r} is not supported by this server", field="include")
     if body.top_logprobs and LOGPROBS not in (body.include or ()):
