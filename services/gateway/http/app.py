@@ -62,7 +62,7 @@ def make_app(gate: Gate, intake: BodyIntake, collectors: Callable[[], list[Colle
         Route("/version", operations.version, methods=["GET"]),
         Route("/load", operations.load, methods=["GET"]),
         Route("/tokenizer_info", operations.tokenizer_info, methods=["GET"]),
-        Route("/ping", operations.ping, methods=["GET", "POST"]),
+        Route("/ping", operations.health, methods=["GET", "POST"]),
         Route("/metrics", operations.metrics, methods=["GET"]),
         Route("/deployment", deployment.view, methods=["GET"]),
         Route("/deployment/restart", deployment.restart, methods=["POST"]),

@@ -8,6 +8,7 @@ import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
+from services.gateway.http.answers.objects import json_response
 from services.gateway.http.batches.objects import (
     ENDPOINTS,
     WINDOW,
@@ -19,7 +20,7 @@ from services.gateway.http.batches.objects import (
     RequestCounts,
 )
 from services.gateway.http.batches.store import BatchStore
-from services.gateway.http.files.endpoint import json_response, read_page, served
+from services.gateway.http.files.endpoint import read_page, served
 from services.gateway.http.files.upload import PURPOSE, read_expiry
 from services.gateway.http.middleware.origins import check_origin
 from services.gateway.http.requests.gate import Gate

@@ -74,7 +74,7 @@ class ChatCall:
         self.usage = UsageOptions(body, gate.settings.gateway)
         variables = variables_of(body)
         self.conversation = Conversation(
-            messages=read_messages(body.messages, body.message_name),
+            messages=read_messages(body.messages),
             tools=tool_use(
                 gate.formats,
                 body.tools or [],

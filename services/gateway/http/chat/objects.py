@@ -51,9 +51,6 @@ class ChatBody(GenerationBody, kw_only=True):
     prediction: Annotated[Any, NotSupported("predicted outputs")] = None
     web_search_options: Annotated[Any, NotSupported("web search")] = None
 
-    def message_name(self, place: int) -> str:
-        return f"messages[{place}]"
-
 
 class ChoiceLogprobs(msgspec.Struct):
     content: list[TokenLogprob]

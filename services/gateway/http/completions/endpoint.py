@@ -21,7 +21,6 @@ from services.gateway.http.answers.objects import (
     TokenUsage,
     encode,
     fingerprint_of,
-    given,
     stop_reason,
 )
 from services.gateway.http.answers.timing import RequestMetrics
@@ -178,7 +177,7 @@ class CompletionCall:
             prompt_entries = next((one.prompt_logprobs for one in sequences if one.prompt_logprobs), [])
             for sequence in self._best(sequences):
                 sequence.prompt_logprobs = prompt_entries
-                choices.append(_complete(self.choice(len(choices), prompt, stream, sequence)))
+                choices.append(self.choice(len(choices), prompt, stream, sequence))
         return encode(self.completion(choices, streams, **self.usage.whole(streams)))
 
     def completion(self, choices: list[CompletionChoice], streams: Iterable[Stream], **more: object) -> Completion:
@@ -212,15 +211,16 @@ class CompletionCall:
         if self.only_prompt:
             text, ids, entries = "", [], []
         entries_of_prompt = prompt_logprobs(delta.prompt_logprobs, self.texts)
+        nothing = UNSET if body.stream else None  # a whole answer has vLLM's fields even where they say nothing
         return CompletionChoice(
             index=index,
             text=(prompt.shown if prompt else "") + text,
             logprobs=self.logprobs(prompt, delta.prompt_logprobs, ids, entries, offset),
             finish_reason="length" if self.only_prompt and delta.end else finish_reason(delta.end),
             stop_reason=stop_reason(stream, delta.end.stop_reason) if delta.end else None,
-            prompt_logprobs=given(entries_of_prompt, body.prompt_logprobs is not None and entries_of_prompt),
-            prompt_token_ids=given(prompt.token_ids if prompt else None, body.return_token_ids and prompt),
-            token_ids=given(ids, body.return_token_ids),
+            prompt_logprobs=entries_of_prompt if body.prompt_logprobs is not None and entries_of_prompt else nothing,
+            prompt_token_ids=prompt.token_ids if body.return_token_ids and prompt else nothing,
+            token_ids=ids if body.return_token_ids else nothing,
         )
 
     def logprobs(
@@ -283,14 +283,6 @@ class CompletionStream:
         self._shown[index] = self._shown.get(index, 0) + len(choice.text)
         completion = call.completion([choice], [stream], usage=call.usage.now(list(self._streams.values())))
         return self._bookmark.line + event(encode(completion))
-
-
-def _complete(choice: CompletionChoice) -> CompletionChoice:
-    """Of a whole answer: vLLM's fields are there even where they say nothing."""
-    for name in ("prompt_logprobs", "prompt_token_ids", "token_ids"):
-        if getattr(choice, name) is UNSET:
-            setattr(choice, name, None)
-    return choice
 
 
 def _check(body: CompletionBody, n: int, best_of: int) -> None:

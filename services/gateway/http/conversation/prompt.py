@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Sequence, Sized
 from typing import Any
-
-import msgspec
 
 from services.gateway.http.conversation.call_grammar import any_calls, named_call
 from services.gateway.http.conversation.objects import ContentPart, FunctionBody, MessageBody, NamedChoice, ToolBody
 from services.gateway.http.parsing.calls import CallParser
-from services.gateway.http.requests.reading import not_valid
+from services.gateway.http.requests.reading import converted
 from shared.errors import RequestError
 from shared.grammar import Grammar
 from shared.messages import ChatMessage, ToolCall
@@ -21,12 +19,11 @@ ROLES = {"developer": "system"}  # OpenAI's newer name, which templates do not k
 MAX_TOOLS = 256
 
 
-def read_messages(messages: Sequence[MessageBody], name_of: Callable[[int], str]) -> list[ChatMessage]:
-    """Raises RequestError on content that is not text; `name_of` says what the client calls the message at a place."""
+def read_messages(messages: Sequence[MessageBody]) -> list[ChatMessage]:
+    """A body's `messages`.  Raises RequestError on content that is not text."""
     if not messages:
-        field = name_of(0).partition("[")[0]
-        raise RequestError(f"{field} must contain at least one message", field=field)
-    return [_message(message, name_of(place)) for place, message in enumerate(messages)]
+        raise RequestError("messages must contain at least one message", field="messages")
+    return [_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
 
 
 def _message(message: MessageBody, field: str) -> ChatMessage:
@@ -112,10 +109,7 @@ def _functions(tools: Sequence[dict[str, Any]]) -> dict[str, FunctionBody]:
         raise RequestError(f"tools has {len(tools)} entries, more than {MAX_TOOLS}", field="tools")
     functions = {}
     for place, tool in enumerate(tools):
-        try:
-            read = msgspec.convert(tool, ToolBody)
-        except msgspec.ValidationError as error:
-            raise not_valid(error, f"tools[{place}]") from None
+        read = converted(tool, ToolBody, f"tools[{place}]")
         if read.type != "function":
             field = f"tools[{place}].type"
             raise RequestError(f"{field} is {read.type[:32]!r}; only functions can be called", field=field)

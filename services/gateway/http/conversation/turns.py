@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import msgspec
 
 from services.gateway.http.conversation.prompt import ROLES
@@ -88,17 +85,3 @@ class Turns:
         self._turns.append(turn)
         self.names.append(name)
         return turn
-
-
-class NamedBody:
-    """A body as errors see it, whose messages are not one by one those of the chat."""
-
-    def __init__(self, body: Any, names: Sequence[str]) -> None:
-        self._body = body
-        self._names = names
-
-    def message_name(self, place: int) -> str:
-        return self._names[place]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._body, name)

@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.http.answers.objects import encode
+from services.gateway.http.answers.objects import json_response
 from services.gateway.http.deployment.supervisor import ABSENT, SupervisorLink
 from services.gateway.http.deployment.view import DeploymentView, GatewayView, counts, services, workers
 from services.gateway.http.requests.gate import Gate
@@ -22,6 +22,7 @@ from shared.version import VERSION
 LOAD_TIMEOUT = 0.5  # seconds
 MAX_REPLICAS = 64  # that are started by an order over HTTP
 ACCEPTED = 202
+NO_STORE = {"cache-control": "no-store"}
 
 
 class RestartBody(msgspec.Struct, kw_only=True):
@@ -63,7 +64,7 @@ class DeploymentEndpoints:
             supervisor=supervision,
             refusal=self._refusal(request) or ("" if supervision else ABSENT),
         )
-        return _json(view)
+        return json_response(view, headers=NO_STORE)
 
     async def restart(self, request: Request) -> Response:
         self._gate.check_operator(request)
@@ -85,7 +86,7 @@ class DeploymentEndpoints:
 
     async def _give(self, order: SupervisorOrder) -> Response:
         await self._supervisor.give(order)
-        return _json(OrderAnswer(accepted=str(order)), ACCEPTED)
+        return json_response(OrderAnswer(accepted=str(order)), ACCEPTED, NO_STORE)
 
     async def _load(self) -> Load | None:
         try:
@@ -101,7 +102,3 @@ class DeploymentEndpoints:
         except RequestError as error:
             return str(error)
         return ""
-
-
-def _json(body: msgspec.Struct, status: int = 200) -> Response:
-    return Response(encode(body), status, media_type="application/json", headers={"cache-control": "no-store"})

@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
-from services.gateway.http.answers.objects import encode
+from services.gateway.http.answers.objects import json_response
 from services.gateway.http.files.objects import DeletedFile, FileList
 from services.gateway.http.files.records import Page, not_found
 from services.gateway.http.files.store import FileStore
@@ -92,7 +91,3 @@ def read_page(request: Request, most: int, default: int) -> Page:
     if order not in ("asc", "desc"):
         raise RequestError(f"order must be asc or desc, got {order[:32]!r}", field="order")
     return Page(given.get("after", ""), int(limit), newest_first=order == "desc")
-
-
-def json_response(body: msgspec.Struct) -> Response:
-    return Response(encode(body), media_type="application/json")

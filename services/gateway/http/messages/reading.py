@@ -20,7 +20,7 @@ from services.gateway.http.messages.objects import (
 )
 from services.gateway.http.requests.formats import AnswerFormats
 from services.gateway.http.requests.output_format import response_format
-from services.gateway.http.requests.reading import not_valid
+from services.gateway.http.requests.reading import converted
 from services.gateway.http.requests.sampling import NOTHING, refuse_impossible
 from services.gateway.http.requests.thinking import read_budget
 from shared.errors import RequestError
@@ -157,10 +157,7 @@ def _tools(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             raise RequestError(
                 f"{field}.type is {str(kind)[:32]!r}; only custom tools can be used", field=f"{field}.type"
             )
-        try:
-            read = msgspec.convert(tool, ToolDefinition)
-        except msgspec.ValidationError as error:
-            raise not_valid(error, field) from None
+        read = converted(tool, ToolDefinition, field)
         for name, nothing in (("defer_loading", False), ("input_examples", []), ("allowed_callers", ["direct"])):
             if getattr(read, name) not in (None, nothing):
                 raise RequestError(f"{field}.{name} is not supported by this server", field=f"{field}.{name}")

@@ -13,7 +13,7 @@ from services.gateway.http.conversation.prompt import read_messages
 from services.gateway.http.requests.fields import ClientNames, Int, NotSupported, TokenId
 from services.gateway.http.requests.gate import Gate
 from services.gateway.http.requests.prompts import Prompt, read_prompts
-from services.gateway.http.requests.reading import not_valid
+from services.gateway.http.requests.reading import converted
 from services.gateway.http.requests.sampling import refuse_impossible
 from shared.errors import RequestError
 from shared.messages import ChatOptions, TokenizeRequest
@@ -36,9 +36,6 @@ class PoolingFields(msgspec.Struct, kw_only=True):
     mm_processor_kwargs: Annotated[Any, NotSupported("input that is not text")] = None
     chat_template: Annotated[Any, NotSupported("a chat template from a client")] = None
     padding: Any = None
-
-    def message_name(self, place: int) -> str:
-        return f"messages[{place}]"
 
 
 class InputFields(PoolingFields, kw_only=True):
@@ -67,16 +64,12 @@ async def read_inputs(gate: Gate, request: Request, body: InputFields) -> list[P
         raise RequestError("exactly one of input and messages must be given", field="input")
     if body.messages is None:
         return read_prompts(body.input or [], field="input", at_most=None)
-    try:
-        messages = msgspec.convert(body.messages, list[MessageBody])
-    except msgspec.ValidationError as error:
-        raise not_valid(error, "messages") from None
     options = ChatOptions(
         template_args=msgspec.json.encode(body.chat_template_kwargs).decode() if body.chat_template_kwargs else "",
         add_generation_prompt=bool(body.add_generation_prompt),
         continue_final_message=bool(body.continue_final_message),
     )
-    chat = read_messages(messages, body.message_name)
+    chat = read_messages(converted(body.messages, list[MessageBody], "messages"))
     return [Prompt(token_ids=await gate.encode(request, chat=chat, options=options))]
 
 

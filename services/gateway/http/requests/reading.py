@@ -161,6 +161,14 @@ def not_valid(error: msgspec.ValidationError, root: str = "") -> RequestError:
     return RequestError(f"{field}: {message}" if field else message, field=field)
 
 
+def converted(value: Any, kind: type[T], field: str) -> T:
+    """What a body has at `field` as a `kind`.  Raises RequestError naming what is not as it should be."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise not_valid(error, field) from None
+
+
 def arrival(request: Request) -> float:
     """Unix seconds at which all of it was here: its sender's slowness is none of ours, and all that follows is."""
     found: float = request.state.arrival

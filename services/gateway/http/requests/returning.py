@@ -45,6 +45,14 @@ def positions_of(request: Request, num_sequences: int) -> list[Position] | None:
     return [*found, *[Position()] * (num_sequences - len(found))]
 
 
+def refuse_position(request: Request, what: str) -> None:
+    """Where `what` an endpoint answers with is always sent as a whole."""
+    if positions_of(request, 1) is not None:
+        raise RequestError(
+            f"{POSITION_HEADER} is not supported here: {what} is sent again from its start only", field=POSITION_HEADER
+        )
+
+
 class Bookmark:
     """How much of each sequence a client has with the events so far."""
 

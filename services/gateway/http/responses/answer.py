@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from msgspec import UNSET
+from starlette.types import Scope
 
 from services.gateway.http.answers.answer import finish_reason
 from services.gateway.http.answers.events import Events, named_event
@@ -86,12 +87,7 @@ class ResponseAnswer:
             begin = [] if events.begun else [self._stage("response.created"), self._stage("response.in_progress")]
             await events.write(b"".join([*begin, *await self._take(stream, deltas)]))
 
-        try:
-            await self._gate.run([self.asked], consume)
-        except RequestError as error:
-            if not events.begun:
-                raise
-            await events.write(self._fail(error))
+        await self._gate.run([self.asked], consume)
 
     async def _take(self, stream: Stream, deltas: list[StreamDelta]) -> list[bytes]:
         """Grow by `deltas`; returns the events that say so."""
@@ -190,7 +186,7 @@ class ResponseAnswer:
         await self._keep(response)
         return [*said, self._stage(f"response.{response.status}")]
 
-    def _fail(self, error: RequestError) -> bytes:
+    def fail(self, error: RequestError, _: Scope) -> bytes:
         """The last event of a stream that has begun and cannot go on."""
         self.response.status = "cancelled" if error.code is RejectCode.CANCELLED else "failed"
         self.response.error = ResponseError(ERROR_CODES.get(error.code, "server_error"), str(error))

@@ -12,14 +12,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.http.answers.events import EventResponse, WholeResponse
-from services.gateway.http.answers.objects import encode
+from services.gateway.http.answers.objects import encode, json_response
 from services.gateway.http.conversation.form import Conversation, tool_use
 from services.gateway.http.conversation.objects import ContentPart
-from services.gateway.http.conversation.turns import NamedBody
 from services.gateway.http.requests.gate import Gate
 from services.gateway.http.requests.output_format import response_format
 from services.gateway.http.requests.reading import check_content_type
-from services.gateway.http.requests.returning import POSITION_HEADER, positions_of
+from services.gateway.http.requests.returning import refuse_position
 from services.gateway.http.requests.sampling import NOTHING, refuse_impossible
 from services.gateway.http.responses.answer import LOGPROBS, SEALED, ResponseAnswer
 from services.gateway.http.responses.inputs import InputItem
@@ -58,16 +57,12 @@ class Responses:
         gate = self._gate.choose(body.model)
         _check(body)
         await gate.formats.learn()
-        if positions_of(request, 1) is not None:
-            raise RequestError(
-                f"{POSITION_HEADER} is not supported here: a response is sent again from its start only",
-                field=POSITION_HEADER,
-            )
+        refuse_position(request, "a response")
         header = gate.header(request, label=body.request_id, priority=body.priority)
         before = await self._before(header.tenant, body)
         tools = ResponseTools(body.tools or [], body.tool_choice)
         conversation = self._conversation(gate, body, before, tools)
-        request.state.body = NamedBody(body, conversation.names)
+        request.state.message_names = conversation.names
         params = gate.seeded(_params(body, conversation, closes=gate.closes_formats), request, header)
         asked, raw = (
             TokenizeRequest(header, params, chat=conversation.messages, chat_options=conversation.options),
@@ -85,7 +80,7 @@ class Responses:
         answer.response.store = body.store is not False and self._store.keeps
         headers = {"x-request-id": header.request_id}
         if body.stream:
-            return EventResponse(lambda events: self._while_running(answer, answer.write(events)), headers)
+            return EventResponse(lambda events: self._while_running(answer, answer.write(events)), headers, answer.fail)
         return WholeResponse(lambda: self._while_running(answer, answer.whole()), headers)
 
     async def get(self, request: Request) -> Response:
@@ -95,8 +90,8 @@ class Responses:
                 raise RequestError(f"{field}: a stored response is not streamed again", field=field)
         name = self._name(request)
         if (running := self._running.get(name)) is not None:
-            return _json(encode(running.response))
-        return _json(bytes((await self._stored(name)).response))
+            return json_response(running.response)
+        return json_response((await self._stored(name)).response)
 
     async def items(self, request: Request) -> Response:
         """What a stored response was made from, newest first unless `order` is asc."""
@@ -119,13 +114,13 @@ class Responses:
             items = items[places[0] + 1 :]
         page = items[: int(limit)]
         ends = (page[0].id, page[-1].id) if page else (None, None)
-        return _json(encode(InputItems(data=page, first_id=ends[0], last_id=ends[1], has_more=len(page) < len(items))))
+        return json_response(InputItems(data=page, first_id=ends[0], last_id=ends[1], has_more=len(page) < len(items)))
 
     async def delete(self, request: Request) -> Response:
         tenant, response_id = self._name(request)
         if not await self._store.delete(tenant, response_id):
             raise _unknown(response_id)
-        return _json(encode(DeletedResponse(id=response_id)))
+        return json_response(DeletedResponse(id=response_id))
 
     async def cancel(self, request: Request) -> Response:
         """End a response that runs at this gateway."""
@@ -138,7 +133,7 @@ class Responses:
             status = msgspec.json.decode(stored.response, type=_Status).status
             raise RequestError(f"the response is {status}, and cannot be cancelled", field="response_id")
         self._gate.abort(answer.asked.header.request_id, name[0])
-        return _json(encode(msgspec.structs.replace(answer.response, status="cancelled")))
+        return json_response(msgspec.structs.replace(answer.response, status="cancelled"))
 
     # -- what a body asks for
 
@@ -254,7 +249,3 @@ def _unknown(response_id: str) -> RequestError:
     return RequestError(
         f"there is no stored response {response_id[:64]!r}", code=RejectCode.NOT_FOUND, field="response_id"
     )
-
-
-def _json(body: bytes) -> Response:
-    return Response(body, media_type="application/json")

@@ -7,12 +7,10 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import msgspec
-
 from services.gateway.http.conversation.objects import FunctionName, NamedChoice
 from services.gateway.http.conversation.prompt import MAX_TOOLS, content_of
 from services.gateway.http.conversation.turns import Turns
-from services.gateway.http.requests.reading import not_valid
+from services.gateway.http.requests.reading import converted
 from services.gateway.http.responses.inputs import AllowedTools, FunctionTool, InputItem, NamedTool, Namespace
 from shared.errors import RequestError
 
@@ -109,14 +107,11 @@ class ResponseTools:
         if choice is None or isinstance(choice, str):
             return choice
         kind = choice.get("type") if isinstance(choice, dict) else None
-        try:
-            if kind == "function":
-                named = msgspec.convert(choice, NamedTool)
-                return NamedChoice(function=FunctionName(name=joined(named.namespace or "", named.name)))
-            if kind == "allowed_tools":
-                return self._allow(msgspec.convert(choice, AllowedTools))
-        except msgspec.ValidationError as error:
-            raise not_valid(error, "tool_choice") from None
+        if kind == "function":
+            named = converted(choice, NamedTool, "tool_choice")
+            return NamedChoice(function=FunctionName(name=joined(named.namespace or "", named.name)))
+        if kind == "allowed_tools":
+            return self._allow(converted(choice, AllowedTools, "tool_choice"))
         raise RequestError(
             f"tool_choice is of type {str(kind)[:32]!r}; it can be auto, none, required, a function or allowed_tools",
             field="tool_choice",
@@ -139,19 +134,16 @@ def _functions(
     for place, tool in enumerate(tools):
         field = f"{within}[{place}]"
         kind = tool.get("type")
-        try:
-            if kind == "function":
-                function = msgspec.convert(tool, FunctionTool)
-                _check_function(function, field)
-                yield namespace, function
-                continue
-            if kind == "namespace" and not namespace:
-                space = msgspec.convert(tool, Namespace)
-                yield from _functions(space.tools, f"{field}.tools", space.name)
-                continue
-        except msgspec.ValidationError as error:
-            raise not_valid(error, field) from None
-        raise RequestError(f"{field}.type is {str(kind)[:32]!r}; only functions can be called", field=f"{field}.type")
+        if kind == "function":
+            function = converted(tool, FunctionTool, field)
+            _check_function(function, field)
+            yield namespace, function
+        elif kind == "namespace" and not namespace:
+            space = converted(tool, Namespace, field)
+            yield from _functions(space.tools, f"{field}.tools", space.name)
+        else:
+            where = f"{field}.type"
+            raise RequestError(f"{where} is {str(kind)[:32]!r}; only functions can be called", field=where)
 
 
 def _check_function(function: FunctionTool, field: str) -> None:

@@ -75,11 +75,6 @@ class ResponsesBody(CacheHints, kw_only=True):
     image: Annotated[Any, NotSupported("images")] = None
     mm_processor_kwargs: Annotated[Any, NotSupported("input that is not text")] = None
 
-    def message_name(self, place: int) -> str:
-        """The instructions are the chat's first message; an assistant's items are put together in one."""
-        names = turns_of(self).names
-        return names[place] if place < len(names) else "input"
-
     def item_name(self, place: int) -> str:
         return "input" if isinstance(self.input, str) else f"input[{place}]"
 
