@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.http.parsing.registry import THINKS, begins_inside, reasons
+from services.gateway.http.parsing.registry import THINKS, begins_inside, make_reasoning_parser
 from services.gateway.http.requests.formats import AnswerFormats
 from shared.errors import RequestError
 from shared.reasoning import ThinkingBudget
@@ -39,7 +39,7 @@ def unlimited_thinking(formats: AnswerFormats, variables: Mapping[str, Any]) -> 
     """Reasoning of any length, before what the output is held to.  None where the model's format has none, or the
     template's `variables` turn it off."""
     is_off = any(variables.get(name) is False for name in THINKS) or variables.get("reasoning_effort") == "none"
-    if formats.tags is None or is_off or not reasons(formats.reasoning, variables):
+    if formats.tags is None or is_off or make_reasoning_parser(formats.reasoning, variables) is None:
         return None
     return ThinkingBudget(formats.tags, MAX_BUDGET, begins_inside(formats.reasoning, variables), DEMAND)
 
