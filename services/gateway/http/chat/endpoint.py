@@ -17,8 +17,9 @@ from services.gateway.http.answers.objects import (
     given,
     stop_reason,
 )
-from services.gateway.http.chat.answer import DeltaBuilder, MessageBuilder
+from services.gateway.http.chat.answer import DeltaBuilder, message_of
 from services.gateway.http.chat.objects import (
+    AnswerMessage,
     ChatBody,
     ChatChoice,
     ChatCompletion,
@@ -28,9 +29,10 @@ from services.gateway.http.chat.objects import (
     MessageDelta,
 )
 from services.gateway.http.chat.options import begins_a_message, echoed, given_prompt, variables_of
-from services.gateway.http.conversation.form import Conversation, tool_use
-from services.gateway.http.conversation.prompt import read_messages
+from services.gateway.http.conversation.form import Conversation
+from services.gateway.http.conversation.prompt import ToolUse, read_messages
 from services.gateway.http.conversation.reader import AnswerReader
+from services.gateway.http.parsing.parts import Part
 from services.gateway.http.requests.gate import Gate
 from services.gateway.http.requests.returning import Bookmark, Rest, positions_of
 from services.gateway.http.requests.sampling import read_beam, refuse_impossible, sampling_params
@@ -75,7 +77,7 @@ class ChatCall:
         variables = variables_of(body)
         self.conversation = Conversation(
             messages=read_messages(body.messages),
-            tools=tool_use(
+            tools=ToolUse(
                 gate.formats,
                 body.tools or [],
                 body.tool_choice,
@@ -138,35 +140,26 @@ class ChatCall:
         """The whole answer as JSON."""
         outputs = [StreamDelta(index) for index in range(self.n)]
         readers = [self.reader() for _ in range(self.n)]
-        builders = [MessageBuilder(self.shown) for _ in range(self.n)]
+        parts: list[list[Part]] = [[] for _ in range(self.n)]
 
         async def consume(_: int, stream: Stream, deltas: list[StreamDelta]) -> None:
             for delta in deltas:
-                outputs[delta.index].extend(delta)
-                if not self.is_cut_at_once(outputs[delta.index]):
-                    builders[delta.index].add(readers[delta.index].take(stream, delta))
+                output, reader = outputs[delta.index], readers[delta.index]
+                output.extend(delta)
+                is_nothing = reader.is_cut_at_once(output)
+                parts[delta.index] += reader.finish(output.end) if is_nothing else reader.take(stream, delta)
 
         (stream,) = await self.gate.run([asked], consume)
-        for output, reader, builder in zip(outputs, readers, builders, strict=True):
-            builder.add(reader.finish(is_cut_call=self.is_cut_call(output.end)))
         entries = outputs[0].prompt_logprobs
         await self.texts.learn(ids_of([*entries, *(entry for one in outputs for entry in one.logprobs)]))
         choices = [
-            self._choice(index, stream, one, builder, reader)
-            for index, (one, builder, reader) in enumerate(zip(outputs, builders, readers, strict=True))
+            self._choice(stream, output, message_of(found, self.shown), reader)
+            for output, found, reader in zip(outputs, parts, readers, strict=True)
         ]
         prompt = prompt_logprobs(entries, self.texts) if self.body.prompt_logprobs is not None else None
         ids = self.prompt_token_ids if self.body.return_token_ids else None
         more = {"prompt_logprobs": prompt, "prompt_token_ids": ids, **self.usage.whole([stream])}
         return encode(self.completion(choices, stream, **more))
-
-    def is_cut_call(self, end: SequenceText | None) -> bool:
-        """Whether a call that was demanded ended for its length."""
-        return self.conversation.is_cut_call(end)
-
-    def is_cut_at_once(self, output: StreamDelta) -> bool:
-        """Whether it ended so at its first token, which makes no call."""
-        return self.is_cut_call(output.end) and len(output.token_ids) <= 1
 
     def completion(self, choices: list[Choice], stream: Stream, **more: object) -> ChatCompletion[Choice]:
         return ChatCompletion(
@@ -176,12 +169,10 @@ class ChatCall:
             **more,  # type: ignore[arg-type]
         )
 
-    def _choice(
-        self, index: int, stream: Stream, one: StreamDelta, builder: MessageBuilder, reader: AnswerReader
-    ) -> ChatChoice:
+    def _choice(self, stream: Stream, one: StreamDelta, message: AnswerMessage, reader: AnswerReader) -> ChatChoice:
         return ChatChoice(
-            index=index,
-            message=builder.message,
+            index=one.index,
+            message=message,
             logprobs=self.logprobs(one.token_ids, one.logprobs),
             finish_reason=self.finish_reason(one.end, reader),
             stop_reason=stop_reason(stream, one.end.stop_reason) if one.end else None,
@@ -281,11 +272,10 @@ class SequenceEvents:
     def choices(self, stream: Stream, delta: StreamDelta) -> list[ChunkChoice]:
         """The choices of the events for `delta`, one event each."""
         call = self._call
-        is_nothing = not self._begun and call.is_cut_at_once(delta)
-        parts = [] if is_nothing else self._reader.take(stream, delta)
-        if delta.end is not None:
-            parts = parts + self._reader.finish(is_cut_call=call.is_cut_call(delta.end))
-        deltas = self._builder.deltas(parts)
+        is_nothing = not self._begun and self._reader.is_cut_at_once(delta)
+        deltas = self._builder.deltas(
+            self._reader.finish(delta.end) if is_nothing else self._reader.take(stream, delta)
+        )
         if not self._begun:
             self._begun = True
             deltas.insert(0, MessageDelta(role="assistant", content=call.shown))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
 from services.gateway.http.conversation.call_grammar import any_calls, named_call
 from services.gateway.http.conversation.objects import ContentPart, FunctionBody, MessageBody, NamedChoice, ToolBody
-from services.gateway.http.parsing.calls import CallParser
+from services.gateway.http.parsing.registry import IN_SPECIAL_TOKENS, make_tool_parser
+from services.gateway.http.requests.formats import AnswerFormats
 from services.gateway.http.requests.reading import converted
+from services.gateway.http.requests.thinking import unlimited_thinking
 from shared.errors import RequestError
 from shared.grammar import Grammar
 from shared.messages import ChatMessage, ToolCall
@@ -60,16 +62,16 @@ class ToolUse:
 
     def __init__(
         self,
+        formats: AnswerFormats,
         tools: Sequence[dict[str, Any]],
         choice: str | NamedChoice | None,
-        parser: CallParser | None,
         *,
-        parallel: bool = True,
-        closes: bool = True,
-        thinking: ThinkingBudget | None = None,
+        parallel: bool,
+        variables: Mapping[str, Any] | None,
     ) -> None:
-        """`tools` as chats have them; `parallel`: an answer may have several calls; `closes`: a demanded call's
-        arguments have no properties that its schema does not name; `thinking`: what there may be before it."""
+        """`tools` as chats have them; `parallel`: an answer may have several calls; `variables`: the template's, None
+        where a demanded call is not thought about."""
+        parser = make_tool_parser(formats.tools)
         choice = "auto" if choice is None else choice
         self.tools = tools
         self.named = choice.function.name if isinstance(choice, NamedChoice) else ""
@@ -87,7 +89,9 @@ class ToolUse:
                 "the model calls them",
                 field="tools",
             )
-        self.keeps_special_tokens = self.offered and parser is not None and parser.keeps_special_tokens
+        self.keeps_special_tokens = formats.reasoning in IN_SPECIAL_TOKENS or (
+            self.offered and parser is not None and parser.keeps_special_tokens
+        )
         self.thinking: ThinkingBudget | None = None  # before the call that is demanded
         self.opening = ""
         self.grammar: Grammar | None = None
@@ -95,12 +99,13 @@ class ToolUse:
             return
         opening = parser.opening(self.named) if self.named else parser.form.begin
         # A format's special tokens are no text that a grammar could name.
-        self.thinking = thinking if opening and not self.keeps_special_tokens else None
+        if opening and variables is not None and not self.keeps_special_tokens:
+            self.thinking = unlimited_thinking(formats, variables)
         self.opening, inner = (opening, "") if self.thinking is None else ("", opening)
         if self.named:
-            self.grammar = named_call(parser.form, functions[self.named], closes=closes, opening=inner)
+            self.grammar = named_call(parser.form, functions[self.named], closes=formats.closes_tools, opening=inner)
         else:
-            wanted = list(functions.values())
+            wanted, closes = list(functions.values()), formats.closes_tools
             self.grammar = any_calls(parser.form, wanted, parallel=parallel, closes=closes, opening=inner)
 
 

@@ -39,7 +39,6 @@ class MessageAnswer:
         self._gate = gate
         self._body = body
         self._asked = asked
-        self._conversation = conversation
         self._reader = conversation.reader(gate.formats)
         self._blocks = Blocks()
         self._request_id = asked.header.request_id
@@ -78,7 +77,6 @@ class MessageAnswer:
     def _changes(self, stream: Stream, delta: StreamDelta) -> list[Change]:
         changes = self._blocks.take(self._reader.take(stream, delta))
         if delta.end is not None:
-            changes += self._blocks.take(self._reader.finish(is_cut_call=self._conversation.is_cut_call(delta.end)))
             self._blocks.close(changes)
         return changes
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.http.conversation.form import Conversation, tool_use
+from services.gateway.http.conversation.form import Conversation
 from services.gateway.http.conversation.objects import FunctionName, NamedChoice
+from services.gateway.http.conversation.prompt import ToolUse
 from services.gateway.http.conversation.turns import ASSISTANT, USER, Turns
 from services.gateway.http.messages.objects import (
     InputBlock,
@@ -48,7 +49,7 @@ def conversation_of(body: MessagesPrompt, formats: AnswerFormats) -> Conversatio
     return Conversation(
         messages=turns.messages,
         names=turns.names,
-        tools=tool_use(
+        tools=ToolUse(
             formats,
             _tools(body.tools or []),
             _choice(body),

@@ -60,7 +60,6 @@ class ResponseAnswer:
         """`keep` is told of the whole response before its client is; `raw`: where the client wants all tokens."""
         self.asked = asked
         self._gate = gate
-        self._conversation = conversation
         self._reader = conversation.reader(gate.formats)
         self._blocks = Blocks()
         self._tools = tools
@@ -98,10 +97,8 @@ class ResponseAnswer:
             if self._raw is not None:
                 self._raw.take(delta)
             changes = self._blocks.take(self._reader.take(stream, delta))
-            if delta.end is not None:
-                changes += self._blocks.take(self._reader.finish(is_cut_call=self._conversation.is_cut_call(delta.end)))
-                if not self._blocks.all:  # an answer without a word still has its message
-                    self._blocks.open(Kind.TEXT, changes)
+            if delta.end is not None and not self._blocks.all:  # an answer without a word still has its message
+                self._blocks.open(Kind.TEXT, changes)
             for change in changes:
                 said += self._tell(change)
             if delta.end is not None:

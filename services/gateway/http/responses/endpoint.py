@@ -13,8 +13,9 @@ from starlette.responses import Response
 
 from services.gateway.http.answers.events import EventResponse, WholeResponse
 from services.gateway.http.answers.objects import encode, json_response
-from services.gateway.http.conversation.form import Conversation, tool_use
+from services.gateway.http.conversation.form import Conversation
 from services.gateway.http.conversation.objects import ContentPart
+from services.gateway.http.conversation.prompt import ToolUse
 from services.gateway.http.requests.gate import Gate
 from services.gateway.http.requests.output_format import response_format
 from services.gateway.http.requests.reading import check_content_type
@@ -146,7 +147,7 @@ class Responses:
         return Conversation(
             messages=turns.messages,
             names=turns.names,
-            tools=tool_use(
+            tools=ToolUse(
                 gate.formats,
                 tools.chat_tools,
                 tools.choice,
