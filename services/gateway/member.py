@@ -35,6 +35,8 @@ from shared.messages import (
 )
 from shared.transport import Transport
 
+ANSWERS = (EncodeResult, DecodeResult, PiecesResult, DescribeResult, Load, AdapterLoaded)  # to questions
+
 
 class GatewayMember(MemberActor):
     """Owns the mailbox; what comes for open streams goes to the generation service."""
@@ -60,12 +62,7 @@ class GatewayMember(MemberActor):
         return {
             TextBatch: self.generation.handle_text,
             RequestRejected: self.generation.handle_rejected,
-            EncodeResult: self.generation.handle_answer,
-            DecodeResult: self.generation.handle_answer,
-            PiecesResult: self.generation.handle_answer,
-            DescribeResult: self.generation.handle_answer,
-            Load: self.generation.handle_answer,
-            AdapterLoaded: self.generation.handle_answer,
+            **dict.fromkeys(ANSWERS, self.generation.handle_answer),
             Roster: self.handle_roster,
             Refused: self.handle_refused,
             Tick: self.handle_tick,

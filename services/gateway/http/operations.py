@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -122,7 +122,6 @@ async def _engine(service: GenerationService) -> EngineCollector:
     """What the scheduler of a model counts; where it does not answer, the gateway tells of itself alone."""
     load: Load | None = None
     with contextlib.suppress(RequestError):
-        answer: Any = await service.questions.ask_load(LOAD_TIMEOUT)
-        load = answer
+        load = await service.questions.load(LOAD_TIMEOUT)
     max_model_len = service.deployment.roster.max_model_len
     return EngineCollector(service.names[0], load, service.settings.memory.cache_labels, max_model_len)

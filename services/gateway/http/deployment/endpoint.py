@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -90,11 +89,9 @@ class DeploymentEndpoints:
 
     async def _load(self) -> Load | None:
         try:
-            answer: Any = await self._gate.service.questions.ask_load(LOAD_TIMEOUT)
+            return await self._gate.service.questions.load(LOAD_TIMEOUT)
         except RequestError:  # then the gateway tells what it knows alone
             return None
-        found: Load = answer
-        return found
 
     def _refusal(self, request: Request) -> str:
         try:

@@ -8,6 +8,7 @@ from typing import Any
 from services.gateway.http.parsing.detection import reasoning_format, tool_format
 from services.gateway.http.parsing.registry import REASONING_FORMATS, ReasoningFormat
 from shared.config import GatewaySettings
+from shared.messages import DescribeResult
 from shared.reasoning import ReasoningTags
 
 AUTO = "auto"
@@ -21,7 +22,7 @@ class AnswerFormats:
         self,
         settings: GatewaySettings,
         describe: Callable[[], Awaitable[dict[str, Any]]],
-        encode: Callable[[list[str]], Awaitable[list[list[int]]]],
+        encode: Callable[[list[str]], Awaitable[DescribeResult]],
     ) -> None:
         self.tools: str = settings.tool_call_parser
         self.reasoning: str = settings.reasoning_parser
@@ -39,7 +40,7 @@ class AnswerFormats:
             self.tools = tool_format(template) if self.tools == AUTO else self.tools
             self.reasoning = reasoning_format(template) if self.reasoning == AUTO else self.reasoning
         if not self._knows_tags and (form := REASONING_FORMATS.get(self.reasoning)) is not None:
-            self.tags = _tags_of(form, await self._encode(form.texts))
+            self.tags = _tags_of(form, (await self._encode(form.texts)).token_ids)
         self._knows_tags = True
 
 
