@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Awaitable
 
 from services.gateway.bus.deployment import RosterView
 from services.gateway.generation.service import GenerationService
@@ -35,6 +36,8 @@ from shared.messages import (
 )
 from shared.transport import Transport
 
+ANSWERS = (EncodeResult, DecodeResult, PiecesResult, DescribeResult, Load, AdapterLoaded)  # to questions
+
 
 class GatewayMember(MemberActor):
     """Owns the mailbox; what comes for open streams goes to the generation service."""
@@ -60,12 +63,7 @@ class GatewayMember(MemberActor):
         return {
             TextBatch: self.generation.handle_text,
             RequestRejected: self.generation.handle_rejected,
-            EncodeResult: self.generation.handle_answer,
-            DecodeResult: self.generation.handle_answer,
-            PiecesResult: self.generation.handle_answer,
-            DescribeResult: self.generation.handle_answer,
-            Load: self.generation.handle_answer,
-            AdapterLoaded: self.generation.handle_answer,
+            **dict.fromkeys(ANSWERS, self.generation.handle_answer),
             Roster: self.handle_roster,
             Refused: self.handle_refused,
             Tick: self.handle_tick,
@@ -145,6 +143,19 @@ class GatewayMember(MemberActor):
             self.on_lost_scheduler()
         self.readiness.notice()
 
+    async def wait_to_leave(self, idle: Awaitable[None]) -> None:
+        """Let the open streams go on until `idle` has come, for as long as there is."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, self.leaves_by - steady_time())) as self._departure:
+                await idle
+        self._departure = None
+
+    def leave(self, reason: str) -> None:
+        """End the open streams and stop."""
+        self.generation.recovery.fail_all(reason)
+        self.stop()
+        self.post(Tick())  # wakes the run loop, which sees that it is over
+
     def on_lost_scheduler(self) -> None:
         if self.inbox.is_cut_off:  # nothing is left to lose here, and another life may find a network
             raise FatalError("no network leads to the scheduler")
@@ -161,10 +172,5 @@ class ModelMember(GatewayMember):
         self.spawn(self._leave())
 
     async def _leave(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, self.leaves_by - steady_time())) as self._departure:
-                await self.until_idle()
-        self._departure = None
-        self.generation.recovery.fail_all("the model was removed, or the server is shutting down")
-        self.stop()
-        self.post(Tick())  # wakes the run loop, which sees that it is over
+        await self.wait_to_leave(self.until_idle())
+        self.leave("the model was removed, or the server is shutting down")

@@ -16,12 +16,7 @@ from scripts.documents.reference.markdown import code, page, section, table
 from scripts.documents.reference.protos import declarations
 from scripts.documents.reference.source import classes, first_paragraph, remarks, type_text
 from services.gateway.http.app import make_app
-from services.gateway.http.messages import reading as messages
-from services.gateway.http.messages.objects import MessagesPrompt
-from services.gateway.http.requests import sampling
-from services.gateway.http.requests.fields import WithoutEffect
-from services.gateway.http.responses import endpoint as responses
-from services.gateway.http.responses.objects import ResponsesBody
+from services.gateway.http.requests.fields import WithoutEffect, refused_fields
 from shared.config import Settings
 
 TEXT = """\
@@ -31,7 +26,6 @@ HEAD = ("field", "type", "meaning")
 BODY = re.compile(r"\.read\(request, (\w+)\)")
 EFFECT = "without effect"
 REFUSED = "not possible here"
-CACHE_SALT = {"cache_salt": "the server derives it from the tenant"}
 
 
 def render() -> str:
@@ -103,15 +97,13 @@ def _section(kind: type[Any]) -> str:
     )
 
 
-def _meaning(kind: type[Any], name: str) -> tuple[str, str]:
+def _meaning(kind: type[msgspec.Struct], name: str) -> tuple[str, str]:
     """Its group, and what it means: by the comment in its class, or in the .proto file under the same name."""
     remark = remarks(kind)[name]
     if kind is WithoutEffect or remark.own.startswith(EFFECT):
         return EFFECT, ""
-    own: dict[Any, dict[str, str]] = {ResponsesBody: responses.NOT_POSSIBLE, MessagesPrompt: messages.NOT_POSSIBLE}
-    refused = own.get(kind, sampling.NOT_POSSIBLE | CACHE_SALT)
-    if name in refused:
-        return REFUSED, refused[name]
+    if what := refused_fields(kind).get(name):
+        return REFUSED, what
     return "", remark.own or _of_protos().get(name, "")
 
 

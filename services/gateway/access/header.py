@@ -12,7 +12,7 @@ import msgspec
 
 from shared.clock import steady_time
 from shared.errors import RequestError
-from shared.messages import RequestHeader
+from shared.messages import Adapter, RequestHeader
 from shared.sampling import SamplingParams
 
 TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}")
@@ -67,7 +67,15 @@ def salted(salt: str, own: str) -> str:
 
 
 def make_header(
-    call: CallMetadata, *, gateway: str, label: str, priority: int, now: float, remaining: float | None, key: str = ""
+    call: CallMetadata,
+    *,
+    gateway: str,
+    label: str,
+    priority: int,
+    now: float,
+    remaining: float | None,
+    key: str = "",
+    adapter: Adapter | None = None,
 ) -> RequestHeader:
     """The header of a new request; `now` in Unix seconds, `remaining` seconds until the caller gives up.
 
@@ -87,6 +95,7 @@ def make_header(
         parent_span_id=call.parent_span_id,
         sent_time=call.sent_time if 0.0 <= now - call.sent_time <= MAX_WAY else 0.0,
         is_background=call.is_background,
+        adapter=adapter,
     )
 
 

@@ -6,7 +6,6 @@ import asyncio
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -14,7 +13,7 @@ from services.gateway.bus.bus import Bus
 from services.gateway.generation.questions import QUESTION_TIMEOUT, Questions
 from shared.config import AdapterSettings
 from shared.errors import RejectCode, RequestError
-from shared.messages import Adapter, LoadAdapter, Roster, TokenizeRequest, UnloadAdapter
+from shared.messages import Adapter, AdapterLoaded, LoadAdapter, Roster, TokenizeRequest, UnloadAdapter
 
 MAX_NAME_CHARS = 256
 CONFIG_NAME = "adapter_config.json"  # what makes a directory an adapter
@@ -107,14 +106,13 @@ class AdapterNames:
     async def _ask_to_load(self, name: str, path: str, field: str = "") -> Adapter:
         question = LoadAdapter(uuid.uuid4().hex, self._bus.address, name, path)
         try:
-            answer: Any = await self._questions.ask_scheduler(question, QUESTION_TIMEOUT)
+            answer: AdapterLoaded = await self._questions.ask_scheduler(question, QUESTION_TIMEOUT)
         except RequestError as error:
             if field and error.field == "model":
                 raise RequestError(str(error), field=field, code=error.code) from error
             raise
-        adapter: Adapter = answer.adapter
-        self.known[name] = adapter
-        return adapter
+        self.known[name] = answer.adapter
+        return answer.adapter
 
     async def unload(self, name: str) -> None:
         """Returns when no request uses it any more; requests that come meanwhile do not find it."""

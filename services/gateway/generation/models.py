@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 from services.gateway.generation.service import GenerationService
@@ -41,20 +42,10 @@ class ServedModels:
         for service in self._others:
             if name in service.adapters.listed():
                 return service
-        try:
-            self.first.adapters.of(name)
-        except RequestError:
-            return self._by_directory(name)
-        return self.first
-
-    def _by_directory(self, name: str) -> GenerationService:
-        """The model whose adapters' directory has the name."""
-        for service in self._others:
-            try:
+        for service in self:  # the one whose adapters' directory has the name
+            with contextlib.suppress(RequestError):
                 service.adapters.of(name)
-            except RequestError:
-                continue
-            return service
+                return service
         names = [name for service in self for name in (*service.names, *service.adapters.listed())]
         raise RequestError(
             f"model {name!r} is not served; served: {', '.join(names[:MAX_LISTED])}",

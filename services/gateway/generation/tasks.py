@@ -25,10 +25,8 @@ async def all_or_none(works: Sequence[Coroutine[Any, Any, None]]) -> None:
     raise error
 
 
-async def within(deadline: float | None, work: Awaitable[T]) -> T:
+async def within(deadline: float, work: Awaitable[T]) -> T:
     """Await `work` until `deadline` (of the steady clock); raises RequestError past it."""
-    if deadline is None:
-        return await work
     try:
         async with asyncio.timeout(deadline - steady_time()):
             return await work

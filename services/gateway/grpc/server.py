@@ -78,10 +78,7 @@ class FrontServer:
                 KeyInterceptor(self._access),
                 ReceivingInterceptor(self._intake, self._access, self._settings.max_request_bytes),
             ],
-            options=[
-                *server_options(self._settings.max_request_bytes, share_port=self._settings.share_port),
-                *connection_options(self._settings, self._connections.most),
-            ],
+            options=server_options(self._settings, self._connections.most),
         )
         inference_pb2_grpc.add_InferenceServicer_to_server(self._servicers.inference, self._server)
         control_pb2_grpc.add_ControlServicer_to_server(self._servicers.control, self._server)
@@ -110,16 +107,8 @@ class FrontServer:
             log.warning("no_api_keys", host=self._settings.host, advice=KEYS_ADVICE)
 
     async def hand_over(self, seconds: float) -> None:
-        """Leave the port to the gateways that share it: new calls go there, open ones have `seconds` to end."""
-        await self._stop(seconds)
-
-    async def stop(self) -> None:
-        """Refuse new calls, send the last answers, close."""
-        await self._health.enter_graceful_shutdown()
-        await self._stop(GRACE)
-
-    async def _stop(self, seconds: float) -> None:
-        """Leave the port, wait for the first calls of the connections that were just made, and stop.
+        """Leave the port to the gateways that share it, if there are any: new calls go there, open ones have `seconds`
+        to end.  Waits for the first calls of the connections that were just made, and stops.
 
         A call that has come to gRPC's core, which hands them over one by one, and not to us, is cancelled when its
         server stops, and its client does not learn that it might ask again: so it stops in a moment without any.
@@ -128,6 +117,11 @@ class FrontServer:
         await self._arrivals.until_none(FIRST_CALL, AT_MOST)
         await self._arrivals.until_none(LULL, AT_MOST)
         await self._server.stop(seconds)
+
+    async def stop(self) -> None:
+        """Refuse new calls, send the last answers, close."""
+        await self._health.enter_graceful_shutdown()
+        await self.hand_over(GRACE)
 
     async def watch_peers(self) -> None:
         """See to it that no address has more than its share of the connections, as long as the process lives."""
@@ -164,11 +158,12 @@ class FrontServer:
             await self._health.set(name, word.SERVING if serving else word.NOT_SERVING)
 
 
-def server_options(max_request_bytes: int, *, share_port: bool = False) -> list[tuple[str, Any]]:
-    """Limits, and pings that find a client that vanished without closing."""
+def server_options(settings: GatewaySettings, most: int) -> list[tuple[str, Any]]:
+    """Limits, pings that find a client that vanished without closing, and connections: how many there may be (`most`),
+    and how long one may be there without a handshake or without a call."""
     return [
-        ("grpc.so_reuseport", int(share_port)),  # servers on one port share its clients at random
-        ("grpc.max_receive_message_length", max_request_bytes),
+        ("grpc.so_reuseport", int(settings.share_port)),  # servers on one port share its clients at random
+        ("grpc.max_receive_message_length", settings.max_request_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", 2 * MAX_METADATA_BYTES),
@@ -177,12 +172,6 @@ def server_options(max_request_bytes: int, *, share_port: bool = False) -> list[
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    ]
-
-
-def connection_options(settings: GatewaySettings, most: int) -> list[tuple[str, Any]]:
-    """How many connections there may be, and how long one may be there without a handshake or without a call."""
-    return [
         ("grpc.max_allowed_incoming_connections", most),
         ("grpc.server_handshake_timeout_ms", int(1000 * settings.header_timeout)),
         ("grpc.max_connection_idle_ms", int(1000 * settings.idle_timeout)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from functools import wraps
 from typing import Any
@@ -14,10 +13,9 @@ import msgspec
 from protos.pageant.v1 import control_pb2, inference_pb2
 from services.gateway.access.auth import Access
 from services.gateway.access.header import check_key, make_header, seeded, traceparent
-from services.gateway.generation.checks import MAX_TOKENS_PER_MESSAGE, check_label, packed_prompt
+from services.gateway.generation.checks import MAX_TOKENS_PER_MESSAGE, check_label
 from services.gateway.generation.embedding import check_inputs, embed, embedding_params
 from services.gateway.generation.models import ServedModels
-from services.gateway.generation.questions import QUESTION_TIMEOUT
 from services.gateway.generation.service import GenerationService
 from services.gateway.grpc import convert
 from services.gateway.grpc.status import abort
@@ -26,8 +24,7 @@ from services.gateway.streams.report import StreamReport
 from services.gateway.streams.stream import Stream, StreamDelta
 from shared.clock import steady_time
 from shared.errors import RejectCode, RequestError
-from shared.messages import DecodeRequest, EncodeRequest, RequestHeader, TokenizeRequest
-from shared.packing import unpack_tokens
+from shared.messages import TokenizeRequest
 from shared.reasoning import ThinkingBudget
 
 LOAD_TIMEOUT = 1.0
@@ -87,8 +84,8 @@ class InferenceServicer:
             now=time.time(),
             remaining=remaining(context),
             key=proto.idempotency_key,
+            adapter=service.adapters.of(proto.model),
         )
-        header = with_adapter(service, header, proto.model)
         limit = service.deployment.roster.max_input_length or MAX_TOKENS_PER_MESSAGE
         return convert.tokenize_request(proto, header, params, limit)
 
@@ -127,8 +124,8 @@ class InferenceServicer:
                 priority=proto.priority,
                 now=time.time(),
                 remaining=remaining(context),
+                adapter=service.adapters.of(proto.model),
             )
-            header = with_adapter(service, header, proto.model)
             return convert.tokenize_request(proto.inputs[place], header, params, limit or MAX_TOKENS_PER_MESSAGE)
 
         return convert.embed_response(await embed(service, len(proto.inputs), make_request))
@@ -139,29 +136,22 @@ class InferenceServicer:
         kind = proto.WhichOneof("input")
         if kind is None:
             raise convert.no_input(proto)
-        question = EncodeRequest(
-            uuid.uuid4().hex,
-            service.address,
+        ids = await service.questions.encode(
+            self._access.caller(metadata(context)).tenant,
+            remaining(context),
             text=proto.text if kind == "text" else None,
             chat=convert.chat_messages(proto.chat) if kind == "chat" else None,
             add_special_tokens=proto.add_special_tokens if proto.HasField("add_special_tokens") else True,
-            tenant=self._access.caller(metadata(context)).tenant,
         )
-        answer: Any = await self._ask(service, question, context)
-        return inference_pb2.TokenizeResponse(token_ids=unpack_tokens(answer.token_ids))
+        return inference_pb2.TokenizeResponse(token_ids=ids)
 
     @answering
     async def Detokenize(self, proto: Any, context: Any) -> Any:
         service = self._models.of(proto.model)
-        question = DecodeRequest(
-            uuid.uuid4().hex,
-            service.address,
-            token_ids=packed_prompt(proto.token_ids, MAX_TOKENS_PER_MESSAGE),
-            skip_special_tokens=proto.skip_special_tokens if proto.HasField("skip_special_tokens") else True,
-            tenant=self._access.caller(metadata(context)).tenant,
-        )
-        answer: Any = await self._ask(service, question, context)
-        return inference_pb2.DetokenizeResponse(text=answer.text)
+        tenant = self._access.caller(metadata(context)).tenant
+        skips = proto.skip_special_tokens if proto.HasField("skip_special_tokens") else True
+        text = await service.questions.decode(tenant, proto.token_ids, remaining(context), skip_special_tokens=skips)
+        return inference_pb2.DetokenizeResponse(text=text)
 
     async def ListModels(self, _: Any, context: Any) -> Any:
         models = []
@@ -170,11 +160,6 @@ class InferenceServicer:
             models.append(convert.model_proto(base, roster))
             models += [convert.model_proto(name, roster, parent=base) for name in service.adapters.listed()]
         return inference_pb2.ListModelsResponse(models=models)
-
-    async def _ask(self, service: GenerationService, question: EncodeRequest | DecodeRequest, context: Any) -> Any:
-        await service.readiness.until_available()
-        left = remaining(context)
-        return await service.questions.ask_tokenizer(question, QUESTION_TIMEOUT if left is None else left)
 
 
 class ControlServicer:
@@ -192,7 +177,7 @@ class ControlServicer:
     @answering
     async def GetLoad(self, proto: Any, context: Any) -> Any:
         """Of the scheduler of the model that is named."""
-        load: Any = await self._models.of(proto.model).questions.ask_load(LOAD_TIMEOUT)
+        load = await self._models.of(proto.model).questions.load(LOAD_TIMEOUT)
         return convert.load_response(load, self._num_open)
 
     @answering
@@ -226,11 +211,6 @@ class ControlServicer:
             raise RequestError(f"timeout {limit}", field="timeout")
         self._drain(steady_time() + proto.timeout if proto.HasField("timeout") else None)
         return control_pb2.DrainResponse(num_open_streams=self._num_open)
-
-
-def with_adapter(service: GenerationService, header: RequestHeader, model: str) -> RequestHeader:
-    adapter = service.adapters.of(model)
-    return header if adapter is None else msgspec.structs.replace(header, adapter=adapter)
 
 
 def responses(

@@ -10,11 +10,10 @@ import contextlib
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
 
 from protos.pageant.v1 import load_report_pb2
 from shared.errors import RequestError
-from shared.messages import Load, Message
+from shared.messages import Load
 
 ASKED = "endpoint-load-metrics-format"
 ANSWER = "endpoint-load-metrics"
@@ -27,7 +26,7 @@ TIMEOUT = 0.5  # seconds that a call waits for its first report
 class LoadReports:
     """The last load that the scheduler reported.  `ask_load` asks it, and waits for so many seconds."""
 
-    def __init__(self, ask_load: Callable[[float], Awaitable[Message]]) -> None:
+    def __init__(self, ask_load: Callable[[float], Awaitable[Load]]) -> None:
         self._ask_load = ask_load
         self._load: Load | None = None
         self._at = float("-inf")
@@ -39,8 +38,7 @@ class LoadReports:
             return
         self._at = now  # calls that come meanwhile take the last one
         with contextlib.suppress(RequestError):
-            answer: Any = await self._ask_load(TIMEOUT)
-            self._load = answer
+            self._load = await self._ask_load(TIMEOUT)
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.generation.service import GenerationService
-from services.gateway.http.answers.objects import encode
+from services.gateway.http.answers.objects import json_response
 from services.gateway.http.requests.gate import Gate
 from shared.errors import RequestError
 from shared.exposition import EngineCollector, exposition
@@ -69,28 +69,24 @@ class Operations:
         for service in self._gate.models:
             listed += [self._model(service, name) for name in service.names]
             listed += [self._adapter(service, name, path) for name, path in service.adapters.listed().items()]
-        return _json(Models(data=listed))
+        return json_response(Models(data=listed))
 
     async def model(self, request: Request) -> Response:
         name: str = request.path_params["name"]
         service = self._gate.choose(name).service
         adapter = service.adapters.of(name)
         if adapter is not None:
-            return _json(self._adapter(service, name, adapter.path))
-        return _json(self._model(service, service.names[0]))
+            return json_response(self._adapter(service, name, adapter.path))
+        return json_response(self._model(service, service.names[0]))
 
     async def load(self, request: Request) -> Response:
         """vLLM's: how many generations this gateway has under way."""
-        return _json(ServerLoad(sum(len(service.journal) for service in self._gate.models)))
+        return json_response(ServerLoad(sum(len(service.journal) for service in self._gate.models)))
 
     async def tokenizer_info(self, request: Request) -> Response:
         """vLLM's: the tokenizer's configuration, with the chat template that is used."""
         gate = self._gate.choose(request.query_params.get("model"))
-        return Response(encode(await gate.describe()), media_type="application/json")
-
-    async def ping(self, request: Request) -> Response:
-        """SageMaker's name of /health."""
-        return await self.health(request)
+        return json_response(await gate.describe())
 
     async def health(self, request: Request) -> Response:
         """200 where requests are served now; 503 with what is missing.  Of the model that the query names, else of the
@@ -99,10 +95,10 @@ class Operations:
             unwell = self._gate.choose(request.query_params.get("model")).service.readiness.unwell
         except RequestError as error:  # whose text lists the models, and this path needs no key
             raise RequestError("there is no such model", field="model", code=error.code) from None
-        return _json(Health("unavailable" if unwell else "ok", unwell), 503 if unwell else 200)
+        return json_response(Health("unavailable" if unwell else "ok", unwell), 503 if unwell else 200)
 
     async def version(self, request: Request) -> Response:
-        return _json(ServerVersion(VERSION))
+        return json_response(ServerVersion(VERSION))
 
     async def metrics(self, request: Request) -> Response:
         engines = await asyncio.gather(*(_engine(service) for service in self._gate.models))
@@ -126,11 +122,6 @@ async def _engine(service: GenerationService) -> EngineCollector:
     """What the scheduler of a model counts; where it does not answer, the gateway tells of itself alone."""
     load: Load | None = None
     with contextlib.suppress(RequestError):
-        answer: Any = await service.questions.ask_load(LOAD_TIMEOUT)
-        load = answer
+        load = await service.questions.load(LOAD_TIMEOUT)
     max_model_len = service.deployment.roster.max_model_len
     return EngineCollector(service.names[0], load, service.settings.memory.cache_labels, max_model_len)
-
-
-def _json(body: msgspec.Struct, status: int = 200) -> Response:
-    return Response(encode(body), status, media_type="application/json")

@@ -8,12 +8,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.http.answers.objects import encode
+from services.gateway.http.answers.objects import json_response
 from services.gateway.http.conversation.objects import MessageBody
 from services.gateway.http.conversation.prompt import read_messages
 from services.gateway.http.requests.fields import ClientNames, TokenId
 from services.gateway.http.requests.gate import Gate
-from services.gateway.http.requests.reading import not_valid
+from services.gateway.http.requests.reading import converted
 from shared.errors import RequestError
 from shared.messages import ChatOptions
 
@@ -36,9 +36,6 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None  # the tokens too, as the vocabulary writes them
-
-    def message_name(self, place: int) -> str:
-        return f"messages[{place}]"
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
@@ -74,24 +71,17 @@ class Tokens:
         if body.messages is None:
             ids = await gate.encode(request, text=body.prompt, add_special_tokens=body.add_special_tokens is not False)
         else:
-            chat = read_messages(_messages(body.messages), body.message_name)
+            chat = read_messages(converted(body.messages, list[MessageBody], "messages"))
             ids = await gate.encode(request, chat=chat, options=_options(body))
         texts = await gate.written(ids) if body.return_token_strs else None
         limit = gate.max_model_len or None
-        return _json(encode(Tokenized(count=len(ids), max_model_len=limit, tokens=ids, token_strs=texts)))
+        return json_response(Tokenized(count=len(ids), max_model_len=limit, tokens=ids, token_strs=texts))
 
     async def detokenize(self, request: Request) -> Response:
         body = await self._gate.bodies.read(request, DetokenizeBody)
         gate = self._gate.choose(body.model)
         text = await gate.decode(request, body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
-        return _json(encode(Detokenized(text)))
-
-
-def _messages(messages: list[object]) -> list[MessageBody]:
-    try:
-        return msgspec.convert(messages, list[MessageBody])
-    except msgspec.ValidationError as error:
-        raise not_valid(error, "messages") from None
+        return json_response(Detokenized(text))
 
 
 def _options(body: TokenizeBody) -> ChatOptions:
@@ -102,7 +92,3 @@ def _options(body: TokenizeBody) -> ChatOptions:
         add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
         continue_final_message=continues,
     )
-
-
-def _json(body: bytes) -> Response:
-    return Response(body, media_type="application/json")

@@ -11,9 +11,9 @@ from msgspec import UNSET, UnsetType
 from services.gateway.http.answers.objects import TokenUsage, explanations, usage_of
 from services.gateway.http.answers.timing import metrics_of
 from services.gateway.http.requests.fields import GenerationBody
+from services.gateway.http.requests.reading import field_error
 from services.gateway.streams.stream import Stream
 from shared.config import GatewaySettings
-from shared.errors import RequestError
 from shared.messages import SequenceText
 
 
@@ -22,17 +22,9 @@ def finish_reason(end: SequenceText | None) -> str | None:
     return end.finish_reason.value if end is not None and end.finish_reason is not None else None
 
 
-class Identity:
+def identity(prefix: str, model: str) -> dict[str, Any]:
     """The fields that every object of one answer repeats."""
-
-    def __init__(self, prefix: str, model: str) -> None:
-        self.id = f"{prefix}-{uuid.uuid4().hex}"
-        self.created = int(time.time())
-        self.model = model
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        return {"id": self.id, "created": self.created, "model": self.model}
+    return {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
 
 
 class UsageOptions:
@@ -42,7 +34,7 @@ class UsageOptions:
     def __init__(self, body: GenerationBody, settings: GatewaySettings) -> None:
         options = body.stream_options
         if options is not None and not body.stream:
-            raise RequestError("stream_options can only be given with stream", field="stream_options")
+            raise field_error("stream_options", "can only be given with stream")
         forced = settings.enable_force_include_usage
         self._times = settings.enable_per_request_metrics
         self._at_end = bool(options and options.include_usage) or forced

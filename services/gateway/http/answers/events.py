@@ -51,12 +51,23 @@ class Events:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-class EventResponse(Response):
-    """Runs `work`, which writes events.  An error after the first one is an event too."""
+def failure_event(error: RequestError, scope: Scope) -> bytes:
+    """The last events of a stream that has begun and cannot go on."""
+    return event(error_body(error, scope)) + DONE
 
-    def __init__(self, work: Callable[[Events], Awaitable[None]], headers: Mapping[str, str]) -> None:
+
+class EventResponse(Response):
+    """Runs `work`, which writes events.  An error after the first one is an event too, which `fail` makes."""
+
+    def __init__(
+        self,
+        work: Callable[[Events], Awaitable[None]],
+        headers: Mapping[str, str],
+        fail: Callable[[RequestError, Scope], bytes] = failure_event,
+    ) -> None:
         super().__init__()
         self._work = work
+        self._fail = fail
         self._event_headers = {**EVENT_HEADERS, **headers}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -73,7 +84,7 @@ class EventResponse(Response):
         except RequestError as error:
             if not events.begun:
                 raise
-            await events.write(event(error_body(error, scope)) + DONE)
+            await events.write(self._fail(error, scope))
 
 
 class WholeResponse(Response):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from starlette.responses import Response
 
 from services.gateway.streams.stream import Stream
 from shared.explanation import Explanation
@@ -60,6 +61,10 @@ class TokenLogprob(msgspec.Struct):
     logprob: float
     bytes: list[int] | None
     top_logprobs: list[TopLogprob]
+
+
+def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(encode(body), status, headers, "application/json")
 
 
 def usage_of(streams: list[Stream], *, has_output: bool = True) -> TokenUsage:

@@ -6,42 +6,26 @@ from collections.abc import Iterable
 
 from msgspec import UNSET
 
+from services.gateway.http.answers.objects import given
 from services.gateway.http.chat.objects import AnswerMessage, Function, MessageDelta, ToolCallPart
+from services.gateway.http.conversation.blocks import Blocks, Kind
 from services.gateway.http.conversation.reader import call_id
 from services.gateway.http.parsing.parts import CallArguments, CallBegun, Content, Part, Reasoning
 
 
-class MessageBuilder:
-    """Adds parts up to a whole message."""
-
-    def __init__(self, shown: str = "") -> None:
-        """`shown`: what the message begins with, before anything was made of it."""
-        self._content = [shown] if shown else []
-        self._reasoning: list[str] = []
-        self._calls: list[tuple[str, list[str]]] = []
-
-    def add(self, parts: Iterable[Part]) -> None:
-        for part in parts:
-            match part:
-                case Content(text):
-                    self._content.append(text)
-                case Reasoning(text):
-                    self._reasoning.append(text)
-                case CallBegun(name):
-                    self._calls.append((name, []))
-                case CallArguments(text):
-                    self._calls[-1][1].append(text)
-
-    @property
-    def message(self) -> AnswerMessage:
-        content = "".join(self._content)
-        reasoning = "".join(self._reasoning) if self._reasoning else UNSET
-        return AnswerMessage(
-            content=content if content or not self._calls else None,
-            reasoning_content=reasoning,
-            reasoning=reasoning,
-            tool_calls=[_call(name, arguments) for name, arguments in self._calls] or UNSET,
-        )
+def message_of(parts: Iterable[Part], shown: str = "") -> AnswerMessage:
+    """A whole message; `shown`: what it begins with, before anything was made of it."""
+    blocks = Blocks()
+    blocks.take(parts)
+    texts = {kind: [block.text for block in blocks.all if block.kind is kind] for kind in Kind}
+    content, reasoning = "".join([shown, *texts[Kind.TEXT]]), "".join(texts[Kind.REASONING])
+    calls = [_call(block.name, block.text) for block in blocks.all if block.kind is Kind.CALL]
+    return AnswerMessage(
+        content=content if content or not calls else None,
+        reasoning_content=given(reasoning, texts[Kind.REASONING]),
+        reasoning=given(reasoning, texts[Kind.REASONING]),
+        tool_calls=calls or UNSET,
+    )
 
 
 class DeltaBuilder:
@@ -68,5 +52,5 @@ class DeltaBuilder:
         return found
 
 
-def _call(name: str, arguments: list[str]) -> ToolCallPart:
-    return ToolCallPart(id=call_id(), type="function", function=Function(name=name, arguments="".join(arguments)))
+def _call(name: str, arguments: str) -> ToolCallPart:
+    return ToolCallPart(id=call_id(), type="function", function=Function(name=name, arguments=arguments))

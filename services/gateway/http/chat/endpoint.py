@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.generation.checks import check_n
-from services.gateway.http.answers.answer import Identity, UsageOptions, finish_reason
+from services.gateway.http.answers.answer import UsageOptions, finish_reason, identity
 from services.gateway.http.answers.events import DONE, EventResponse, Events, WholeResponse, event
 from services.gateway.http.answers.logprobs import Entry, TokenTexts, chat_logprobs, ids_of, prompt_logprobs
 from services.gateway.http.answers.objects import (
@@ -17,8 +17,9 @@ from services.gateway.http.answers.objects import (
     given,
     stop_reason,
 )
-from services.gateway.http.chat.answer import DeltaBuilder, MessageBuilder
+from services.gateway.http.chat.answer import DeltaBuilder, message_of
 from services.gateway.http.chat.objects import (
+    AnswerMessage,
     ChatBody,
     ChatChoice,
     ChatCompletion,
@@ -28,10 +29,12 @@ from services.gateway.http.chat.objects import (
     MessageDelta,
 )
 from services.gateway.http.chat.options import begins_a_message, echoed, given_prompt, variables_of
-from services.gateway.http.conversation.form import Conversation, tool_use
-from services.gateway.http.conversation.prompt import read_messages
+from services.gateway.http.conversation.form import Conversation
+from services.gateway.http.conversation.prompt import ToolUse, read_messages
 from services.gateway.http.conversation.reader import AnswerReader
+from services.gateway.http.parsing.parts import Part
 from services.gateway.http.requests.gate import Gate
+from services.gateway.http.requests.reading import field_error
 from services.gateway.http.requests.returning import Bookmark, Rest, positions_of
 from services.gateway.http.requests.sampling import read_beam, refuse_impossible, sampling_params
 from services.gateway.http.requests.thinking import thinking_budget
@@ -68,14 +71,14 @@ class ChatCall:
         _check(body)
         self.gate = gate
         self.body = body
-        self.identity = Identity("chatcmpl", gate.model_name(body.model))
+        self.identity = identity("chatcmpl", gate.model_name(body.model))
         self.texts = TokenTexts(gate.vocabulary, as_ids=gate.names_ids(body.return_tokens_as_token_ids))
         self.n = 1 if body.n is None else body.n
         self.usage = UsageOptions(body, gate.settings.gateway)
         variables = variables_of(body)
         self.conversation = Conversation(
-            messages=read_messages(body.messages, body.message_name),
-            tools=tool_use(
+            messages=read_messages(body.messages),
+            tools=ToolUse(
                 gate.formats,
                 body.tools or [],
                 body.tool_choice,
@@ -138,50 +141,39 @@ class ChatCall:
         """The whole answer as JSON."""
         outputs = [StreamDelta(index) for index in range(self.n)]
         readers = [self.reader() for _ in range(self.n)]
-        builders = [MessageBuilder(self.shown) for _ in range(self.n)]
+        parts: list[list[Part]] = [[] for _ in range(self.n)]
 
         async def consume(_: int, stream: Stream, deltas: list[StreamDelta]) -> None:
             for delta in deltas:
-                outputs[delta.index].extend(delta)
-                if not self.is_cut_at_once(outputs[delta.index]):
-                    builders[delta.index].add(readers[delta.index].take(stream, delta))
+                output, reader = outputs[delta.index], readers[delta.index]
+                output.extend(delta)
+                is_nothing = reader.is_cut_at_once(output)
+                parts[delta.index] += reader.finish(output.end) if is_nothing else reader.take(stream, delta)
 
         (stream,) = await self.gate.run([asked], consume)
-        for output, reader, builder in zip(outputs, readers, builders, strict=True):
-            builder.add(reader.finish(is_cut_call=self.is_cut_call(output.end)))
         entries = outputs[0].prompt_logprobs
         await self.texts.learn(ids_of([*entries, *(entry for one in outputs for entry in one.logprobs)]))
         choices = [
-            self._choice(index, stream, one, builder, reader)
-            for index, (one, builder, reader) in enumerate(zip(outputs, builders, readers, strict=True))
+            self._choice(stream, output, message_of(found, self.shown), reader)
+            for output, found, reader in zip(outputs, parts, readers, strict=True)
         ]
         prompt = prompt_logprobs(entries, self.texts) if self.body.prompt_logprobs is not None else None
         ids = self.prompt_token_ids if self.body.return_token_ids else None
         more = {"prompt_logprobs": prompt, "prompt_token_ids": ids, **self.usage.whole([stream])}
         return encode(self.completion(choices, stream, **more))
 
-    def is_cut_call(self, end: SequenceText | None) -> bool:
-        """Whether a call that was demanded ended for its length."""
-        return self.conversation.is_cut_call(end)
-
-    def is_cut_at_once(self, output: StreamDelta) -> bool:
-        """Whether it ended so at its first token, which makes no call."""
-        return self.is_cut_call(output.end) and len(output.token_ids) <= 1
-
     def completion(self, choices: list[Choice], stream: Stream, **more: object) -> ChatCompletion[Choice]:
         return ChatCompletion(
-            **self.identity.fields,
+            **self.identity,
             choices=choices,
             system_fingerprint=fingerprint_of([stream]),
             **more,  # type: ignore[arg-type]
         )
 
-    def _choice(
-        self, index: int, stream: Stream, one: StreamDelta, builder: MessageBuilder, reader: AnswerReader
-    ) -> ChatChoice:
+    def _choice(self, stream: Stream, one: StreamDelta, message: AnswerMessage, reader: AnswerReader) -> ChatChoice:
         return ChatChoice(
-            index=index,
-            message=builder.message,
+            index=one.index,
+            message=message,
             logprobs=self.logprobs(one.token_ids, one.logprobs),
             finish_reason=self.finish_reason(one.end, reader),
             stop_reason=stop_reason(stream, one.end.stop_reason) if one.end else None,
@@ -281,11 +273,10 @@ class SequenceEvents:
     def choices(self, stream: Stream, delta: StreamDelta) -> list[ChunkChoice]:
         """The choices of the events for `delta`, one event each."""
         call = self._call
-        is_nothing = not self._begun and call.is_cut_at_once(delta)
-        parts = [] if is_nothing else self._reader.take(stream, delta)
-        if delta.end is not None:
-            parts = parts + self._reader.finish(is_cut_call=call.is_cut_call(delta.end))
-        deltas = self._builder.deltas(parts)
+        is_nothing = not self._begun and self._reader.is_cut_at_once(delta)
+        deltas = self._builder.deltas(
+            self._reader.finish(delta.end) if is_nothing else self._reader.take(stream, delta)
+        )
         if not self._begun:
             self._begun = True
             deltas.insert(0, MessageDelta(role="assistant", content=call.shown))
@@ -312,8 +303,8 @@ class SequenceEvents:
 
 def _check(body: ChatBody) -> None:
     if body.top_logprobs is not None and not body.logprobs:
-        raise RequestError("top_logprobs can only be given with logprobs", field="top_logprobs")
+        raise field_error("top_logprobs", "can only be given with logprobs")
     if body.add_special_tokens:
         raise RequestError("a chat has the special tokens of its template only", field="add_special_tokens")
     if not body.use_beam_search and body.best_of not in (None, body.n or 1):
-        raise RequestError(f"best_of is for completions; in a chat it can only be n={body.n or 1}", field="best_of")
+        raise field_error("best_of", f"is for completions; in a chat it can only be n={body.n or 1}")

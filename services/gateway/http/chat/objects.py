@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from services.gateway.http.answers.objects import Explanations, PromptLogprobs, TokenLogprob, TokenUsage
 from services.gateway.http.answers.timing import RequestMetrics
 from services.gateway.http.conversation.objects import MessageBody, NamedChoice
-from services.gateway.http.requests.fields import ClientNames, GenerationBody, Int
+from services.gateway.http.requests.fields import ClientNames, GenerationBody, Int, NotSupported
 
 
 class ChatBody(GenerationBody, kw_only=True):
@@ -42,17 +42,14 @@ class ChatBody(GenerationBody, kw_only=True):
     add_special_tokens: bool | None = None  # only false: the template has them
     chat_template_kwargs: dict[str, Any] | None = None  # further variables of the template
     # not possible here
-    chat_template: str | None = None
-    documents: Any = None
-    functions: Any = None
-    function_call: Any = None
+    chat_template: Annotated[str | None, NotSupported("a chat template from a client")] = None
+    documents: Annotated[Any, NotSupported("documents beside the messages")] = None
+    functions: Annotated[Any, NotSupported("functions (their successor is tools)")] = None
+    function_call: Annotated[Any, NotSupported("function_call (its successor is tool_choice)")] = None
     modalities: list[str] | None = None  # only text
-    audio: Any = None
-    prediction: Any = None
-    web_search_options: Any = None
-
-    def message_name(self, place: int) -> str:
-        return f"messages[{place}]"
+    audio: Annotated[Any, NotSupported("audio")] = None
+    prediction: Annotated[Any, NotSupported("predicted outputs")] = None
+    web_search_options: Annotated[Any, NotSupported("web search")] = None
 
 
 class ChoiceLogprobs(msgspec.Struct):

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from services.gateway.http.chat.objects import ChatBody
 from services.gateway.http.requests.fields import TokenId
-from services.gateway.http.requests.reading import not_valid
+from services.gateway.http.requests.reading import converted
 from shared.messages import ChatMessage
 
 
@@ -27,10 +25,7 @@ def given_prompt(body: ChatBody) -> list[int]:
     params = body.kv_transfer_params
     if not isinstance(params, dict) or params.keys() != {"prompt_token_ids"}:
         return []
-    try:
-        return msgspec.convert(params["prompt_token_ids"], list[TokenId])
-    except msgspec.ValidationError as error:
-        raise not_valid(error, "kv_transfer_params.prompt_token_ids") from None
+    return converted(params["prompt_token_ids"], list[TokenId], "kv_transfer_params.prompt_token_ids")
 
 
 def begins_a_message(body: ChatBody) -> bool:

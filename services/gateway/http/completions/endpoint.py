@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.generation.checks import check_n
-from services.gateway.http.answers.answer import Identity, UsageOptions, finish_reason
+from services.gateway.http.answers.answer import UsageOptions, finish_reason, identity
 from services.gateway.http.answers.events import DONE, EventResponse, Events, WholeResponse, event
 from services.gateway.http.answers.logprobs import Entry, TokenTexts, ids_of, legacy_logprobs, prompt_logprobs
 from services.gateway.http.answers.objects import (
@@ -21,18 +21,17 @@ from services.gateway.http.answers.objects import (
     TokenUsage,
     encode,
     fingerprint_of,
-    given,
     stop_reason,
 )
 from services.gateway.http.answers.timing import RequestMetrics
-from services.gateway.http.requests.fields import ClientNames, GenerationBody, Int, TokenId
+from services.gateway.http.requests.fields import ClientNames, GenerationBody, Int, NotSupported, TokenId
 from services.gateway.http.requests.gate import Gate
-from services.gateway.http.requests.prompts import Prompt, read_prompts
+from services.gateway.http.requests.prompts import Prompt, look_up, read_prompts
+from services.gateway.http.requests.reading import field_error
 from services.gateway.http.requests.returning import Bookmark, positions_of
 from services.gateway.http.requests.sampling import read_beam, refuse_impossible, sampling_params
 from services.gateway.http.requests.thinking import as_the_prompt_ends, thinking_budget
 from services.gateway.streams.stream import Position, Stream, StreamDelta
-from shared.errors import RequestError
 from shared.messages import TokenizeRequest
 
 
@@ -50,7 +49,7 @@ class CompletionBody(GenerationBody, kw_only=True):
     logprobs: Int | None = None
     echo: bool | None = None  # the answer begins with the prompt
     best_of: Int | None = None  # sequences that are generated; the n best are the answer
-    suffix: str | None = None
+    suffix: Annotated[str | None, NotSupported("inserting before a suffix")] = None
     add_special_tokens: bool | None = None  # default true: as the tokenizer does for a prompt
 
 
@@ -106,7 +105,7 @@ class CompletionCall:
         refuse_impossible(body)
         self.gate = gate
         self.body = body
-        self.identity = Identity("cmpl", gate.model_name(body.model))
+        self.identity = identity("cmpl", gate.model_name(body.model))
         self.texts = TokenTexts(gate.vocabulary, as_ids=gate.names_ids(body.return_tokens_as_token_ids))
         self.prompts = read_prompts(body.prompt)
         self.n = 1 if body.n is None else body.n
@@ -137,30 +136,17 @@ class CompletionCall:
         for place, prompt in enumerate(self.prompts):
             await self._look_up(request, prompt)
             header = self.gate.header(request, label=body.request_id, priority=body.priority, place=place)
-            ids = None if prompt.token_ids is None else self.gate.pack(prompt.token_ids)
-            text = None if prompt.token_ids is not None else prompt.text
-            found.append(
-                TokenizeRequest(header, self.gate.seeded(params, request, header, place), text=text, token_ids=ids)
-            )
+            found.append(prompt.request(self.gate, header, self.gate.seeded(params, request, header, place)))
         return found
 
     async def _look_up(self, request: Request, prompt: Prompt) -> None:
         """The prompt's ids where the answer tells of them, and its text where it echoes."""
         body = self.body
         tells = body.return_token_ids or body.prompt_logprobs is not None or (self.echo and body.logprobs is not None)
-        plain, limit = body.add_special_tokens is False, body.truncate_prompt_tokens
-        if prompt.text and (tells or plain or limit is not None):
-            prompt.token_ids = await self.gate.encode(request, text=prompt.text, add_special_tokens=not plain)
-        if prompt.token_ids is not None:
-            self._truncate(prompt, limit)
+        await look_up(self.gate, request, body, prompt, tells=bool(tells))
         if self.echo:
             ids = prompt.token_ids or []
             prompt.shown = prompt.text or await self.gate.decode(request, ids, skip_special_tokens=False)
-
-    def _truncate(self, prompt: Prompt, limit: int | None) -> None:
-        kept = self.gate.truncate(prompt.token_ids or [], limit, self.body.truncation_side)
-        if len(kept) < len(prompt.token_ids or ()):
-            prompt.token_ids, prompt.text = kept, None
 
     async def answer(self, requests: Sequence[TokenizeRequest]) -> bytes:
         """The whole answer as JSON."""
@@ -178,12 +164,12 @@ class CompletionCall:
             prompt_entries = next((one.prompt_logprobs for one in sequences if one.prompt_logprobs), [])
             for sequence in self._best(sequences):
                 sequence.prompt_logprobs = prompt_entries
-                choices.append(_complete(self.choice(len(choices), prompt, stream, sequence)))
+                choices.append(self.choice(len(choices), prompt, stream, sequence))
         return encode(self.completion(choices, streams, **self.usage.whole(streams)))
 
     def completion(self, choices: list[CompletionChoice], streams: Iterable[Stream], **more: object) -> Completion:
         return Completion(
-            **self.identity.fields,
+            **self.identity,
             choices=choices,
             system_fingerprint=fingerprint_of(streams),
             **more,  # type: ignore[arg-type]
@@ -212,15 +198,16 @@ class CompletionCall:
         if self.only_prompt:
             text, ids, entries = "", [], []
         entries_of_prompt = prompt_logprobs(delta.prompt_logprobs, self.texts)
+        nothing = UNSET if body.stream else None  # a whole answer has vLLM's fields even where they say nothing
         return CompletionChoice(
             index=index,
             text=(prompt.shown if prompt else "") + text,
             logprobs=self.logprobs(prompt, delta.prompt_logprobs, ids, entries, offset),
             finish_reason="length" if self.only_prompt and delta.end else finish_reason(delta.end),
             stop_reason=stop_reason(stream, delta.end.stop_reason) if delta.end else None,
-            prompt_logprobs=given(entries_of_prompt, body.prompt_logprobs is not None and entries_of_prompt),
-            prompt_token_ids=given(prompt.token_ids if prompt else None, body.return_token_ids and prompt),
-            token_ids=given(ids, body.return_token_ids),
+            prompt_logprobs=entries_of_prompt if body.prompt_logprobs is not None and entries_of_prompt else nothing,
+            prompt_token_ids=prompt.token_ids if body.return_token_ids and prompt else nothing,
+            token_ids=ids if body.return_token_ids else nothing,
         )
 
     def logprobs(
@@ -285,23 +272,15 @@ class CompletionStream:
         return self._bookmark.line + event(encode(completion))
 
 
-def _complete(choice: CompletionChoice) -> CompletionChoice:
-    """Of a whole answer: vLLM's fields are there even where they say nothing."""
-    for name in ("prompt_logprobs", "prompt_token_ids", "token_ids"):
-        if getattr(choice, name) is UNSET:
-            setattr(choice, name, None)
-    return choice
-
-
 def _check(body: CompletionBody, n: int, best_of: int) -> None:
     if best_of < n:
-        raise RequestError(f"best_of must be at least n={n}, got {best_of}", field="best_of")
+        raise field_error("best_of", f"must be at least n={n}, got {best_of}")
     if best_of > n and body.stream:
-        raise RequestError("best_of cannot be streamed: which are best is known at the end", field="best_of")
+        raise field_error("best_of", "cannot be streamed: which are best is known at the end")
     if body.logprob_token_ids and body.echo and body.max_tokens == 0:
-        raise RequestError("logprob_token_ids are of generated tokens, and none are wanted", field="logprob_token_ids")
+        raise field_error("logprob_token_ids", "are of generated tokens, and none are wanted")
     if body.stream and body.echo and body.logprobs is not None and n > 1:
-        raise RequestError("echo with logprobs cannot be streamed for n > 1", field="echo")
+        raise field_error("echo", "with logprobs cannot be streamed for n > 1")
 
 
 def _score(sequence: StreamDelta) -> float:

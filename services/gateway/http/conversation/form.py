@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from services.gateway.http.conversation.objects import NamedChoice
 from services.gateway.http.conversation.prompt import ToolUse
 from services.gateway.http.conversation.reader import AnswerReader
 from services.gateway.http.parsing.registry import (
-    IN_SPECIAL_TOKENS,
     OutputParser,
     begins_inside,
     make_reasoning_parser,
     make_tool_parser,
 )
 from services.gateway.http.requests.formats import AnswerFormats
-from services.gateway.http.requests.thinking import unlimited_thinking
-from shared.messages import ChatMessage, ChatOptions, FinishReason, SequenceText
+from shared.messages import ChatMessage, ChatOptions
 from shared.reasoning import ReasoningMeter, ThinkingBudget
 
 
@@ -76,27 +72,10 @@ class Conversation(msgspec.Struct, kw_only=True):
         if formats.tags is not None:
             inside = not tools.opening and begins_inside(formats.reasoning, self.variables)
             meter = ReasoningMeter(formats.tags, is_inside=inside)
-        return AnswerReader(parser, parallel=tools.parallel, reasoning=self.shows_reasoning, meter=meter)
-
-    def is_cut_call(self, end: SequenceText | None) -> bool:
-        """Whether a call that was demanded ended for its length."""
-        return self.tools.grammar is not None and end is not None and end.finish_reason is FinishReason.LENGTH
-
-
-def tool_use(
-    formats: AnswerFormats,
-    tools: Sequence[dict[str, Any]],
-    choice: str | NamedChoice | None,
-    *,
-    parallel: bool,
-    variables: Mapping[str, Any] | None,
-) -> ToolUse:
-    """The tools as this server's model calls them.  `variables`: the template's, None where a demanded call is not
-    thought about.  Raises RequestError where that is not possible."""
-    parser = make_tool_parser(formats.tools)
-    thinking = None if variables is None else unlimited_thinking(formats, variables)
-    if formats.reasoning in IN_SPECIAL_TOKENS:  # which would be text of the call's
-        thinking = None
-    use = ToolUse(tools, choice, parser, parallel=parallel, closes=formats.closes_tools, thinking=thinking)
-    use.keeps_special_tokens |= formats.reasoning in IN_SPECIAL_TOKENS
-    return use
+        return AnswerReader(
+            parser,
+            parallel=tools.parallel,
+            reasoning=self.shows_reasoning,
+            demands_call=tools.grammar is not None,
+            meter=meter,
+        )

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any
-
-import msgspec
 
 from services.gateway.http.conversation.call_grammar import any_calls, named_call
 from services.gateway.http.conversation.objects import ContentPart, FunctionBody, MessageBody, NamedChoice, ToolBody
-from services.gateway.http.parsing.calls import CallParser
-from services.gateway.http.requests.reading import not_valid
-from shared.errors import RequestError
+from services.gateway.http.parsing.registry import IN_SPECIAL_TOKENS, make_tool_parser
+from services.gateway.http.requests.formats import AnswerFormats
+from services.gateway.http.requests.reading import converted, field_error
+from services.gateway.http.requests.thinking import unlimited_thinking
 from shared.grammar import Grammar
 from shared.messages import ChatMessage, ToolCall
 from shared.reasoning import ThinkingBudget
@@ -21,12 +20,11 @@ ROLES = {"developer": "system"}  # OpenAI's newer name, which templates do not k
 MAX_TOOLS = 256
 
 
-def read_messages(messages: Sequence[MessageBody], name_of: Callable[[int], str]) -> list[ChatMessage]:
-    """Raises RequestError on content that is not text; `name_of` says what the client calls the message at a place."""
+def read_messages(messages: Sequence[MessageBody]) -> list[ChatMessage]:
+    """A body's `messages`.  Raises RequestError on content that is not text."""
     if not messages:
-        field = name_of(0).partition("[")[0]
-        raise RequestError(f"{field} must contain at least one message", field=field)
-    return [_message(message, name_of(place)) for place, message in enumerate(messages)]
+        raise field_error("messages", "must contain at least one message")
+    return [_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
 
 
 def _message(message: MessageBody, field: str) -> ChatMessage:
@@ -49,8 +47,7 @@ def content_of(content: str | Sequence[ContentPart] | None, field: str) -> str:
         return content
     for place, part in enumerate(content or ()):
         if part.type not in TEXT_PARTS or part.text is None:
-            field = f"{field}[{place}]"
-            raise RequestError(f"{field} is a part of type {part.type[:32]!r}; only text can be read", field=field)
+            raise field_error(f"{field}[{place}]", f"is a part of type {part.type[:32]!r}; only text can be read")
     return "\n".join(part.text or "" for part in content or ())
 
 
@@ -63,16 +60,16 @@ class ToolUse:
 
     def __init__(
         self,
+        formats: AnswerFormats,
         tools: Sequence[dict[str, Any]],
         choice: str | NamedChoice | None,
-        parser: CallParser | None,
         *,
-        parallel: bool = True,
-        closes: bool = True,
-        thinking: ThinkingBudget | None = None,
+        parallel: bool,
+        variables: Mapping[str, Any] | None,
     ) -> None:
-        """`tools` as chats have them; `parallel`: an answer may have several calls; `closes`: a demanded call's
-        arguments have no properties that its schema does not name; `thinking`: what there may be before it."""
+        """`tools` as chats have them; `parallel`: an answer may have several calls; `variables`: the template's, None
+        where a demanded call is not thought about."""
+        parser = make_tool_parser(formats.tools)
         choice = "auto" if choice is None else choice
         self.tools = tools
         self.named = choice.function.name if isinstance(choice, NamedChoice) else ""
@@ -81,16 +78,18 @@ class ToolUse:
         if isinstance(choice, str):
             _check_choice(choice, functions)
         elif self.named not in functions:
-            raise RequestError(f"tool_choice names {self.named[:64]!r}, which is not among tools", field="tool_choice")
+            raise field_error("tool_choice", f"names {self.named[:64]!r}, which is not among tools")
         self.schemas = {name: function.parameters or {} for name, function in functions.items()}
         self.offered = bool(self.tools) and choice != "none"
         if self.offered and parser is None:
-            raise RequestError(
-                "tools cannot be called: the server was started without tool_call_parser, which says in what format "
-                "the model calls them",
-                field="tools",
+            raise field_error(
+                "tools",
+                "cannot be called: the server was started without tool_call_parser, which says in what format the "
+                "model calls them",
             )
-        self.keeps_special_tokens = self.offered and parser is not None and parser.keeps_special_tokens
+        self.keeps_special_tokens = formats.reasoning in IN_SPECIAL_TOKENS or (
+            self.offered and parser is not None and parser.keeps_special_tokens
+        )
         self.thinking: ThinkingBudget | None = None  # before the call that is demanded
         self.opening = ""
         self.grammar: Grammar | None = None
@@ -98,35 +97,30 @@ class ToolUse:
             return
         opening = parser.opening(self.named) if self.named else parser.form.begin
         # A format's special tokens are no text that a grammar could name.
-        self.thinking = thinking if opening and not self.keeps_special_tokens else None
+        if opening and variables is not None and not self.keeps_special_tokens:
+            self.thinking = unlimited_thinking(formats, variables)
         self.opening, inner = (opening, "") if self.thinking is None else ("", opening)
         if self.named:
-            self.grammar = named_call(parser.form, functions[self.named], closes=closes, opening=inner)
+            self.grammar = named_call(parser.form, functions[self.named], closes=formats.closes_tools, opening=inner)
         else:
-            wanted = list(functions.values())
+            wanted, closes = list(functions.values()), formats.closes_tools
             self.grammar = any_calls(parser.form, wanted, parallel=parallel, closes=closes, opening=inner)
 
 
 def _functions(tools: Sequence[dict[str, Any]]) -> dict[str, FunctionBody]:
     if len(tools) > MAX_TOOLS:
-        raise RequestError(f"tools has {len(tools)} entries, more than {MAX_TOOLS}", field="tools")
+        raise field_error("tools", f"has {len(tools)} entries, more than {MAX_TOOLS}")
     functions = {}
     for place, tool in enumerate(tools):
-        try:
-            read = msgspec.convert(tool, ToolBody)
-        except msgspec.ValidationError as error:
-            raise not_valid(error, f"tools[{place}]") from None
+        read = converted(tool, ToolBody, f"tools[{place}]")
         if read.type != "function":
-            field = f"tools[{place}].type"
-            raise RequestError(f"{field} is {read.type[:32]!r}; only functions can be called", field=field)
+            raise field_error(f"tools[{place}].type", f"is {read.type[:32]!r}; only functions can be called")
         functions[read.function.name] = read.function
     return functions
 
 
 def _check_choice(choice: str, functions: Sized) -> None:
     if choice == "required" and not functions:
-        raise RequestError("tool_choice is 'required', but there are no tools", field="tool_choice")
+        raise field_error("tool_choice", "is 'required', but there are no tools")
     if choice not in ("auto", "none", "required"):
-        raise RequestError(
-            f"tool_choice must be auto, none, required or a function, got {choice[:32]!r}", field="tool_choice"
-        )
+        raise field_error("tool_choice", f"must be auto, none, required or a function, got {choice[:32]!r}")

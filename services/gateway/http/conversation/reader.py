@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from services.gateway.http.parsing.parts import CallArguments, CallBegun, Part, Reasoning
 from services.gateway.http.parsing.registry import OutputParser
 from services.gateway.streams.stream import Stream, StreamDelta
+from shared.messages import FinishReason, SequenceText
 from shared.reasoning import ReasoningMeter
 
 
@@ -18,33 +19,49 @@ class AnswerReader:
     """
 
     def __init__(
-        self, parser: OutputParser, *, parallel: bool, reasoning: bool, meter: ReasoningMeter | None = None
+        self,
+        parser: OutputParser,
+        *,
+        parallel: bool,
+        reasoning: bool,
+        demands_call: bool = False,
+        meter: ReasoningMeter | None = None,
     ) -> None:
-        """`parallel`: whether the answer may have several calls, `reasoning`: whether it has the reasoning; `meter`:
-        what counts its tokens."""
+        """`parallel`: whether the answer may have several calls, `reasoning`: whether it has the reasoning;
+        `demands_call`: whether it has to have a call; `meter`: what counts its tokens of reasoning."""
         self._meter = meter
         self._parser = parser
         self._parallel = parallel
         self._reasoning = reasoning
+        self._demands_call = demands_call
         self.num_calls = 0
 
     def take(self, stream: Stream, delta: StreamDelta) -> list[Part]:
-        """The parts of an output, whose tokens of reasoning the stream counts."""
+        """The parts of an output, all that are left with the last; the stream counts its tokens of reasoning."""
         if self._meter is not None:
             before = self._meter.num_tokens
             self._meter.advance(delta.token_ids)
             stream.num_reasoning_tokens = (stream.num_reasoning_tokens or 0) + self._meter.num_tokens - before
-        return self.feed("".join(delta.text))
+        parts = self.feed("".join(delta.text))
+        return parts if delta.end is None else parts + self.finish(delta.end)
 
     def feed(self, text: str) -> list[Part]:
         return self._allowed(self._parser.feed(text))
 
-    def finish(self, *, is_cut_call: bool = False) -> list[Part]:
-        """`is_cut_call`: a call that was demanded has no end; without a name yet it is nothing at all."""
+    def finish(self, end: SequenceText | None = None) -> list[Part]:
+        """What was held back; of a call that was demanded and cut off, without a name yet, that is nothing at all."""
         parts = self._allowed(self._parser.finish())
-        if is_cut_call and not self.num_calls:
+        if self._is_cut_call(end) and not self.num_calls:
             return [part for part in parts if isinstance(part, Reasoning)]
         return parts
+
+    def is_cut_at_once(self, output: StreamDelta) -> bool:
+        """Whether a call that was demanded ended for its length at its first token, which makes no call."""
+        return self._is_cut_call(output.end) and len(output.token_ids) <= 1
+
+    def _is_cut_call(self, end: SequenceText | None) -> bool:
+        """Whether a call that was demanded ended for its length."""
+        return self._demands_call and end is not None and end.finish_reason is FinishReason.LENGTH
 
     def _allowed(self, parts: Iterable[Part]) -> list[Part]:
         """Without what is not wanted: the calls after the first, or what the model thought."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import msgspec
 
 from services.gateway.http.conversation.prompt import ROLES
-from shared.errors import RequestError
+from services.gateway.http.requests.reading import field_error
 from shared.messages import ChatMessage, ToolCall
 
 ASSISTANT, TOOL, USER = "assistant", "tool", "user"
@@ -69,7 +66,7 @@ class Turns:
     def check(self, field: str) -> None:
         """Raise RequestError, naming `field`, where nothing was said."""
         if not self._turns:
-            raise RequestError(f"{field} must contain at least one message", field=field)
+            raise field_error(field, "must contain at least one message")
 
     def _open(self, role: str, name: str, *, begins_anew: bool) -> ChatTurn:
         """The turn that grows: the last one, where that is of the same role and may go on.
@@ -88,17 +85,3 @@ class Turns:
         self._turns.append(turn)
         self.names.append(name)
         return turn
-
-
-class NamedBody:
-    """A body as errors see it, whose messages are not one by one those of the chat."""
-
-    def __init__(self, body: Any, names: Sequence[str]) -> None:
-        self._body = body
-        self._names = names
-
-    def message_name(self, place: int) -> str:
-        return self._names[place]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._body, name)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.http.answers.objects import encode
+from services.gateway.http.answers.objects import json_response
 from services.gateway.http.deployment.supervisor import ABSENT, SupervisorLink
 from services.gateway.http.deployment.view import DeploymentView, GatewayView, counts, services, workers
 from services.gateway.http.requests.gate import Gate
+from services.gateway.http.requests.reading import field_error
 from shared.errors import RequestError
 from shared.messages import Load
 from shared.supervision import FEWEST, SupervisorOrder
@@ -22,6 +22,7 @@ from shared.version import VERSION
 LOAD_TIMEOUT = 0.5  # seconds
 MAX_REPLICAS = 64  # that are started by an order over HTTP
 ACCEPTED = 202
+NO_STORE = {"cache-control": "no-store"}
 
 
 class RestartBody(msgspec.Struct, kw_only=True):
@@ -63,20 +64,20 @@ class DeploymentEndpoints:
             supervisor=supervision,
             refusal=self._refusal(request) or ("" if supervision else ABSENT),
         )
-        return _json(view)
+        return json_response(view, headers=NO_STORE)
 
     async def restart(self, request: Request) -> Response:
         self._gate.check_operator(request)
         body = await self._gate.bodies.read(request, RestartBody)
         if not body.services:
-            raise RequestError(f"services is empty: it names some of {', '.join(FEWEST)}", field="services")
+            raise field_error("services", f"is empty: it names some of {', '.join(FEWEST)}")
         return await self._give(SupervisorOrder(restart=list(dict.fromkeys(body.services)), wait=False))
 
     async def scale(self, request: Request) -> Response:
         self._gate.check_operator(request)
         body = await self._gate.bodies.read(request, ScaleBody)
         if not body.replicas:
-            raise RequestError(f"replicas is empty: it has a number for some of {', '.join(FEWEST)}", field="replicas")
+            raise field_error("replicas", f"is empty: it has a number for some of {', '.join(FEWEST)}")
         for service, count in body.replicas.items():
             if count > MAX_REPLICAS:
                 text = f"replicas: {service[:32]}={count} is more than {MAX_REPLICAS}; `pageant scale` has no limit"
@@ -85,15 +86,13 @@ class DeploymentEndpoints:
 
     async def _give(self, order: SupervisorOrder) -> Response:
         await self._supervisor.give(order)
-        return _json(OrderAnswer(accepted=str(order)), ACCEPTED)
+        return json_response(OrderAnswer(accepted=str(order)), ACCEPTED, NO_STORE)
 
     async def _load(self) -> Load | None:
         try:
-            answer: Any = await self._gate.service.questions.ask_load(LOAD_TIMEOUT)
+            return await self._gate.service.questions.load(LOAD_TIMEOUT)
         except RequestError:  # then the gateway tells what it knows alone
             return None
-        found: Load = answer
-        return found
 
     def _refusal(self, request: Request) -> str:
         try:
@@ -101,7 +100,3 @@ class DeploymentEndpoints:
         except RequestError as error:
             return str(error)
         return ""
-
-
-def _json(body: msgspec.Struct, status: int = 200) -> Response:
-    return Response(encode(body), status, media_type="application/json", headers={"cache-control": "no-store"})

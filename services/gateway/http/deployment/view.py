@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeVar
+
 import msgspec
 
-from shared.messages import Load, Roster, ServiceName
+from shared.messages import Load, Roster, ServiceName, WorkerLoad
 from shared.supervision import SupervisionReport
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Counts(msgspec.Struct, kw_only=True):
@@ -64,38 +68,23 @@ class DeploymentView(msgspec.Struct, kw_only=True):
 
 
 def counts(load: Load) -> Counts:
-    return Counts(
-        running=load.num_running,
-        waiting=load.num_waiting,
-        background_running=load.num_background_running,
-        background_waiting=load.num_background_waiting,
+    return _numbers(
+        Counts,
+        load,
         kv_cache_usage=load.kv_cache_usage,
-        prompt_tokens=load.num_prompt_tokens,
-        output_tokens=load.num_output_tokens,
-        finished=load.num_finished,
-        preemptions=load.num_preemptions,
-        worker_losses=load.num_worker_losses,
-        prefix_cache_queries=load.num_prefix_cache_queries,
-        prefix_cache_hits=load.num_prefix_cache_hits,
-        draft_tokens=load.num_draft_tokens,
-        accepted_tokens=load.num_accepted_tokens,
         stored_blocks=load.moves.num_stored_blocks,
         fetched_tokens=load.moves.num_fetched_tokens,
     )
 
 
 def workers(load: Load) -> list[WorkerView]:
-    return [
-        WorkerView(
-            instance=one.instance,
-            running=one.num_running,
-            blocks=one.num_blocks,
-            free_blocks=one.num_free_blocks,
-            cached_blocks=one.num_cached_blocks,
-            steps=one.num_steps,
-        )
-        for one in load.workers
-    ]
+    return [_numbers(WorkerView, one, instance=one.instance) for one in load.workers]
+
+
+def _numbers(kind: type[T], load: Load | WorkerLoad, **others: Any) -> T:
+    """The `others`, and what a load calls by a field's name behind `num_`."""
+    names = kind.__struct_fields__
+    return kind(**others, **{name: getattr(load, f"num_{name}") for name in names if name not in others})
 
 
 def services(roster: Roster, *, scheduler_is_live: bool) -> list[ServiceView]:

@@ -147,12 +147,7 @@ def _encode(status: int, message: str, param: str | None, code: str | None, scop
     if str(scope.get("path", "")).startswith(MESSAGES):
         if code == CONTEXT_LENGTH_EXCEEDED:  # by Anthropic's words a client knows that it has to shorten its history
             message = f"prompt is too long: {message}"
-        return msgspec.json.encode(MessagesErrorBody(_messages_detail(status, message, param)))
+        kind = MESSAGES_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+        return msgspec.json.encode(MessagesErrorBody(MessagesErrorDetail(kind, message, param)))
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    detail = ErrorDetail(message, kind, param, code)
-    return msgspec.json.encode(ErrorBody(detail))
-
-
-def _messages_detail(status: int, message: str, param: str | None) -> MessagesErrorDetail:
-    kind = MESSAGES_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return MessagesErrorDetail(kind, message, param)
+    return msgspec.json.encode(ErrorBody(ErrorDetail(message, kind, param, code)))

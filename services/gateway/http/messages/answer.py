@@ -35,15 +35,10 @@ STOP = named_event("message_stop", encode({"type": "message_stop"}))
 class MessageAnswer:
     """Grows by what the model writes; each event says what has just been done."""
 
-    def __init__(
-        self, gate: Gate, body: MessagesBody, asked: TokenizeRequest, conversation: Conversation, scope: Scope
-    ) -> None:
-        """`scope`: of the request, whose names errors use."""
+    def __init__(self, gate: Gate, body: MessagesBody, asked: TokenizeRequest, conversation: Conversation) -> None:
         self._gate = gate
         self._body = body
         self._asked = asked
-        self._scope = scope
-        self._conversation = conversation
         self._reader = conversation.reader(gate.formats)
         self._blocks = Blocks()
         self._request_id = asked.header.request_id
@@ -77,17 +72,11 @@ class MessageAnswer:
                     said += [self._finish(stream, delta.end), STOP]
             await events.write(b"".join(said))
 
-        try:
-            await self._gate.run([self._asked], consume)
-        except RequestError as error:
-            if not events.begun:
-                raise
-            await events.write(named_event("error", error_body(error, self._scope)))
+        await self._gate.run([self._asked], consume)
 
     def _changes(self, stream: Stream, delta: StreamDelta) -> list[Change]:
         changes = self._blocks.take(self._reader.take(stream, delta))
         if delta.end is not None:
-            changes += self._blocks.take(self._reader.finish(is_cut_call=self._conversation.is_cut_call(delta.end)))
             self._blocks.close(changes)
         return changes
 
@@ -175,6 +164,11 @@ def _usage(stream: Stream) -> MessageUsage:
         output_tokens=stream.num_output_tokens,
         output_tokens_details=UNSET if (count := stream.num_reasoning_tokens) is None else ThinkingTokens(count),
     )
+
+
+def failure_event(error: RequestError, scope: Scope) -> bytes:
+    """The last event of a message that has begun and cannot go on."""
+    return named_event("error", error_body(error, scope))
 
 
 def _event(name: str, **fields: Any) -> bytes:

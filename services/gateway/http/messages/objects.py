@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from services.gateway.http.answers.objects import Explanations
-from services.gateway.http.requests.fields import ClientNames, Int
+from services.gateway.http.requests.fields import ClientNames, Int, NotSupported
 
 
 class InputBlock(msgspec.Struct, kw_only=True):
@@ -85,13 +85,13 @@ class MessagesPrompt(msgspec.Struct, kw_only=True):
     context_management: Any = None  # only what changes nothing: thinking that is kept
     speed: str | None = None  # only standard
     # not possible here
-    container: Any = None
-    diagnostics: Any = None
-    mcp_servers: Any = None
-    fallbacks: Any = None
-    inference_geo: str | None = None
-    user_profile_id: str | None = None
-    workspace_id: str | None = None
+    container: Annotated[Any, NotSupported("containers")] = None
+    diagnostics: Annotated[Any, NotSupported("diagnostics (the field explain says where the time went)")] = None
+    mcp_servers: Annotated[Any, NotSupported("calling servers of tools")] = None
+    fallbacks: Annotated[Any, NotSupported("falling back to other models")] = None
+    inference_geo: Annotated[str | None, NotSupported("choosing a place of inference")] = None
+    user_profile_id: Annotated[str | None, NotSupported("profiles of users")] = None
+    workspace_id: Annotated[str | None, NotSupported("workspaces")] = None
 
 
 class MessagesBody(MessagesPrompt, kw_only=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from services.gateway.http.parsing.calls import Schemas
 from services.gateway.http.parsing.literal import LiteralScanner, LiteralState, Notation
 from services.gateway.http.parsing.parts import ArgumentStyle, CallArguments, CallFormat, Part
 from services.gateway.http.parsing.tagged import TaggedParser, Tags
@@ -14,10 +13,6 @@ from services.gateway.http.parsing.text import split_at
 class GemmaParser(TaggedParser):
     keeps_special_tokens = True
     notation: ClassVar[Notation]
-
-    def __init__(self, schemas: Schemas | None = None) -> None:
-        super().__init__(schemas)
-        self._literal = LiteralScanner(self.notation, "}")
 
     def _begin_arguments(self, _: list[Part]) -> None:
         self._read, self._literal = self._read_arguments, LiteralScanner(self.notation, "}")
@@ -31,13 +26,7 @@ class GemmaParser(TaggedParser):
         return self._literal.ended
 
     def _read_close(self, _: list[Part]) -> bool:
-        self._text = self._text.lstrip()
-        close = self.tags.call_end
-        if close.startswith(self._text) and self._text != close:
-            return False
-        self._text = self._text.removeprefix(close)
-        self._read = self._read_text
-        return True
+        return self._read_past(self.tags.call_end, self._read_text)
 
     def _skip(self, _: list[Part]) -> bool:
         """Arguments that went wrong: all up to the closing tag is lost."""

@@ -27,7 +27,7 @@ class HarmonyParser(CallParser):
     )  # fmt: skip
 
     def __init__(self, schemas: Schemas | None = None) -> None:
-        super().__init__(self._read_text)
+        super().__init__(schemas)
         self._body = "content"  # or reasoning, or call
         self._trimmed = Trimmed(at_start=True)
         self._thoughts = 0
@@ -52,8 +52,7 @@ class HarmonyParser(CallParser):
         if not tag and len(before) <= MAX_HEADER:
             return False
         if not tag or len(before) > MAX_HEADER:
-            self._say("".join(self._raw), parts)
-            self._read, self._raw = self._read_text, []
+            self._give_back(parts)
             return True
         header = "".join(self._raw) + before
         self._text = self._text[len(before) + len(MESSAGE) :]

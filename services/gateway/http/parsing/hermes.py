@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.gateway.http.parsing.calls import CallParser, Schemas
+from services.gateway.http.parsing.calls import CallParser
 from services.gateway.http.parsing.parts import CallFormat, Part
 from services.gateway.http.parsing.scanner import CallScanner, State
 from services.gateway.http.parsing.text import split_at
@@ -15,15 +15,6 @@ class HermesParser(CallParser):
     """Everything outside the tags is content, and so is a block that turns out to be no call."""
 
     form = CallFormat(f'{BEGIN}\n{{"name": ', ', "arguments": ', f"}}\n{END}", again=f'\n{BEGIN}\n{{"name": ')
-
-    def __init__(self, schemas: Schemas | None = None) -> None:
-        super().__init__(self._read_text)
-
-    def _end(self, parts: list[Part]) -> None:
-        if self._read == self._read_text:
-            self._say(self._text, parts)
-        elif self._read == self._read_call and not self._scanner.begun:
-            self._say("".join(self._raw) + self._text, parts)
 
     def _read_text(self, parts: list[Part]) -> bool:
         before, found, self._text = split_at(self._text, BEGIN)
@@ -39,18 +30,12 @@ class HermesParser(CallParser):
         if self._scanner.begun:
             self._read = self._read_tail if self._scanner.state is State.DONE else self._skip
         else:
-            self._read = self._read_text
-            self._say("".join(self._raw), parts)
+            self._give_back(parts)
         return True
 
     def _read_tail(self, _: list[Part]) -> bool:
         """Behind a whole call, before its closing tag."""
-        self._text = self._text.lstrip(LEFT_OVER)
-        if END.startswith(self._text) and self._text != END:
-            return False
-        self._text = self._text.removeprefix(END)
-        self._read = self._read_text
-        return True
+        return self._read_past(END, self._read_text, LEFT_OVER)
 
     def _skip(self, _: list[Part]) -> bool:
         """A call that had begun and then went wrong: all up to its closing tag is lost."""

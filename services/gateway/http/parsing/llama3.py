@@ -20,8 +20,8 @@ class Llama3Parser(CallParser):
     form = CallFormat('{"name": ', ', "parameters": ', "}", again='; {"name": ')
 
     def __init__(self, schemas: Schemas | None = None) -> None:
-        super().__init__(self._read_start)
-        self._scanner = CallScanner(only=KEYS)
+        super().__init__(schemas)
+        self._read, self._scanner = self._read_start, CallScanner(only=KEYS)
 
     def _end(self, parts: list[Part]) -> None:
         if self._read == self._read_between:
@@ -57,9 +57,3 @@ class Llama3Parser(CallParser):
         elif self._text:
             self._read = self._read_text
         return bool(self._text)
-
-    def _read_text(self, parts: list[Part]) -> bool:
-        """To the end."""
-        self._say(self._text, parts)
-        self._text = ""
-        return False

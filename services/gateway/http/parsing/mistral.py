@@ -6,8 +6,8 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from services.gateway.http.parsing.calls import CallParser, Schemas
-from services.gateway.http.parsing.parts import CallArguments, CallBegun, CallFormat, Part
+from services.gateway.http.parsing.calls import CallParser
+from services.gateway.http.parsing.parts import CallBegun, CallFormat, Part
 from services.gateway.http.parsing.scanner import CallScanner, State, ValueScanner
 from services.gateway.http.parsing.text import split_at
 
@@ -22,10 +22,6 @@ class MistralParser(CallParser):
     keeps_special_tokens = True
     tag: ClassVar[str] = TAG
     form = CallFormat(f'{TAG}[{{"name": ', ', "arguments": ', "}", again=', {"name": ', end="]")
-
-    def __init__(self, schemas: Schemas | None = None) -> None:
-        super().__init__(self._read_text)
-        self._arguments = ValueScanner()
 
     def _end(self, parts: list[Part]) -> None:
         if self._raw and self._read != self._read_text:
@@ -53,7 +49,7 @@ class MistralParser(CallParser):
         elif found := NAMED.match(heading):
             self._content.cut()
             parts.append(CallBegun(found[1]))
-            self._read, self._arguments, self._raw = self._read_arguments, ValueScanner(), []
+            self._read, self._value, self._raw = self._read_value, ValueScanner(), []
             self._text = self._text[found.end() :]
         elif "{" in heading or len(heading) == MAX_HEADING:
             self._give_back(parts)
@@ -83,21 +79,6 @@ class MistralParser(CallParser):
         elif self._scanner.state is State.BROKEN:
             self._give_back(parts)
         return self._scanner.ended
-
-    def _read_arguments(self, parts: list[Part]) -> bool:
-        """The arguments of a call whose name stood before."""
-        end = self._arguments.push(self._text, 0)
-        if end:
-            parts.append(CallArguments(self._text[:end]))
-        self._text = self._text[end:]
-        if self._arguments.done:
-            self._read, self._raw = self._read_text, []
-        return self._arguments.done
-
-    def _give_back(self, parts: list[Part]) -> None:
-        """What looked like a call is none: it is content, and so is what follows."""
-        self._say("".join(self._raw), parts)
-        self._read, self._raw = self._read_text, []
 
 
 class PhiParser(MistralParser):

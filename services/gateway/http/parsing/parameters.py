@@ -35,7 +35,7 @@ class ParametersParser(TaggedParser):
         super().__init__(schemas)
         self._num_arguments = 0
         self._types: frozenset[str] | None = None
-        self._value: list[str] = []
+        self._pieces: list[str] = []  # of a value that is not text
         self._held = ""  # a newline that may be the value's last
         self._at_start = False
 
@@ -87,30 +87,24 @@ class ParametersParser(TaggedParser):
         opening = '"' if is_always_text(self._types) else ""
         parts.append(CallArguments(f"{comma}{json.dumps(key, ensure_ascii=False)}: {opening}"))
         self._num_arguments += 1
-        self._value, self._held, self._at_start = [], "", True
-        self._read = self._read_value_begin if self.parameter.value_begin else self._read_value
+        self._pieces, self._held, self._at_start = [], "", True
+        self._read = self._read_value_begin if self.parameter.value_begin else self._read_bare
 
     def _without_text(self) -> frozenset[str] | None:
         return (self._types - {"string"} or None) if self._types else None
 
     def _read_value_begin(self, _: list[Part]) -> bool:
-        begin = self.parameter.value_begin
-        self._text = self._text.lstrip()
-        if begin.startswith(self._text) and self._text != begin:
-            return False
-        self._text = self._text.removeprefix(begin)
-        self._read = self._read_value
-        return True
+        return self._read_past(self.parameter.value_begin, self._read_bare)
 
-    def _read_value(self, parts: list[Part]) -> bool:
+    def _read_bare(self, parts: list[Part]) -> bool:
         before, found, self._text = split_at(self._text, self.parameter.value_end)
         text = self._trimmed(before, is_last=found)
         if not is_always_text(self._types):
-            self._value.append(text)
+            self._pieces.append(text)
         elif text:
             parts.append(CallArguments(_inner(text)))
         if found:
-            closing = '"' if is_always_text(self._types) else as_json("".join(self._value), self._types)
+            closing = '"' if is_always_text(self._types) else as_json("".join(self._pieces), self._types)
             parts.append(CallArguments(closing))
             self._read = self._read_between
         return found
@@ -156,9 +150,7 @@ class GlmParser(ParametersParser):
     )  # fmt: skip
 
     def _read_head(self, parts: list[Part]) -> bool:
-        begin = self._text.lstrip()
-        self._raw.append(self._text[: len(self._text) - len(begin)])
-        self._text = begin
+        begin = self._read_space()
         self._read = self._read_name if begin else self._read_head
         return bool(begin)
 

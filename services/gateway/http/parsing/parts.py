@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -32,6 +33,7 @@ class CallArguments(msgspec.Struct, frozen=True):
 
 
 Part = Content | Reasoning | CallBegun | CallArguments
+ReadOn = Callable[[list[Part]], bool]  # a parser's state: the method that reads on; False where it needs more text
 
 
 class Parser(Protocol):

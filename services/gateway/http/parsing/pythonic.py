@@ -21,8 +21,8 @@ class PythonicParser(CallParser):
     form = CallFormat("[", "(", ")", ", ", "]", quoted=False, style=ArgumentStyle("", "=", "=", "", "", ", ", False))
 
     def __init__(self, schemas: Schemas | None = None) -> None:
-        super().__init__(self._read_start)
-        self._literal = LiteralScanner(PYTHON, ")", "=")
+        super().__init__(schemas)
+        self._read = self._read_start
         self._name = ""
         self._has_begun = False
 
@@ -31,9 +31,7 @@ class PythonicParser(CallParser):
             self._say("".join(self._raw) + self._text, parts)
 
     def _read_start(self, parts: list[Part]) -> bool:
-        begin = self._text.lstrip()
-        self._raw.append(self._text[: len(self._text) - len(begin)])
-        self._text = begin
+        begin = self._read_space()
         if begin.startswith(TAG):
             self._raw.append(TAG)
             self._text = begin.removeprefix(TAG)
@@ -48,9 +46,7 @@ class PythonicParser(CallParser):
 
     def _read_name(self, parts: list[Part]) -> bool:
         """Up to the bracket behind a function's name, which nothing but white space may stand before."""
-        begin = self._text.lstrip()
-        self._raw.append(self._text[: len(self._text) - len(begin)])
-        self._text = begin
+        begin = self._read_space()
         found = NAME.match(begin[:MAX_HEADING])
         name = found[0] if found else ""
         behind = begin[len(name) : len(name) + 1]
@@ -96,17 +92,7 @@ class PythonicParser(CallParser):
 
     def _read_tail(self, _: list[Part]) -> bool:
         """Behind the list: its closing tag, if there is one."""
-        self._text = self._text.lstrip()
-        if END_TAG.startswith(self._text) and self._text != END_TAG:
-            return False
-        self._text = self._text.removeprefix(END_TAG)
-        self._read = self._read_text
-        return True
-
-    def _read_text(self, parts: list[Part]) -> bool:
-        self._say(self._text, parts)
-        self._text = ""
-        return False
+        return self._read_past(END_TAG, self._read_text)
 
     def _give_back(self, parts: list[Part]) -> None:
         """It is no call: that and all that follows is content."""

@@ -36,9 +36,37 @@ TOOL_PARSERS: Mapping[str, Callable[[Schemas | None], CallParser]] = {
     "llama4_pythonic": PythonicParser,
     "phi4_mini_json": PhiParser,
 }
-REASONING_PARSERS = ("qwen3", "deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "gemma4", "openai_gptoss")
 IN_SPECIAL_TOKENS = frozenset({"gemma4", "openai_gptoss"})  # reasoning that is written with special tokens
 THINKS = ("thinking", "enable_thinking")  # variables of templates that open the reasoning
+
+
+class ReasoningFormat(msgspec.Struct, frozen=True):
+    """How reasoning is opened and closed; each part of `begin`, and each end, is one token."""
+
+    begin: tuple[str, ...] = (BEGIN,)
+    ends: tuple[str, ...] = (END,)  # behind the first: the beginnings of calls, which end it too
+    leads: str = ""  # what is to follow an end before the answer
+    begins_inside: bool = False  # the template itself opens it
+    is_asked_for: bool = False  # there is none unless the template's variables open it
+
+    @property
+    def texts(self) -> list[str]:
+        """Whose token ids are needed."""
+        return [*self.begin, *self.ends, self.leads]
+
+
+HARMONY_REASONING = ReasoningFormat(
+    ("<|channel|>", "analysis", "<|message|>"), ("<|end|>",), "<|start|>assistant<|channel|>final<|message|>"
+)
+REASONING_FORMATS = {
+    "qwen3": ReasoningFormat(),
+    "deepseek_r1": ReasoningFormat(begins_inside=True),
+    "deepseek_v3": ReasoningFormat(begins_inside=True, is_asked_for=True),
+    "glm45": ReasoningFormat(),
+    "kimi_k2": ReasoningFormat(ends=(END, KIMI_BEGIN)),
+    "gemma4": ReasoningFormat(("<|channel>", "thought"), ("<channel|>",)),
+    "openai_gptoss": HARMONY_REASONING,
+}
 
 
 def make_tool_parser(name: str, schemas: Schemas | None = None) -> CallParser | None:
@@ -48,65 +76,22 @@ def make_tool_parser(name: str, schemas: Schemas | None = None) -> CallParser | 
 
 def make_reasoning_parser(name: str, variables: Mapping[str, Any] | None = None) -> Parser | None:
     """One answer's parser; None where the setting is empty.  `variables`: those that the chat's template gets."""
-    match name:
-        case "qwen3" | "glm45":
-            return ThinkParser(begins_inside=False)
-        case "deepseek_r1":
-            return ThinkParser(begins_inside=True)
-        case "deepseek_v3":
-            thinks = any((variables or {}).get(one) for one in THINKS)
-            return ThinkParser(begins_inside=True) if thinks else None
-        case "kimi_k2":
-            return ThinkParser(begins_inside=False, calls=(KIMI_BEGIN,))
-        case "gemma4":
-            return ThinkParser(begins_inside=False, begin="<|channel>thought", end="<channel|>")
-        case "openai_gptoss":
-            return HarmonyAnswer()
-    return None
+    form = REASONING_FORMATS.get(name)
+    if form is None or (form.is_asked_for and not _thinks(variables)):
+        return None
+    if form is HARMONY_REASONING:
+        return HarmonyAnswer()
+    return ThinkParser("".join(form.begin), form.ends, begins_inside=form.begins_inside)
 
 
-class TagTexts(msgspec.Struct, frozen=True):
-    """How reasoning is opened and closed in a format; each part of `begin`, and each end, is one token."""
-
-    begin: tuple[str, ...] = (BEGIN,)
-    ends: tuple[str, ...] = (END,)
-    leads: str = ""  # what is to follow an end before the answer
-
-    @property
-    def texts(self) -> list[str]:
-        """Whose token ids are needed."""
-        return [*self.begin, *self.ends, self.leads]
-
-
-GEMMA_TAGS = TagTexts(("<|channel>", "thought"), ("<channel|>",))
-HARMONY_TAGS = TagTexts(
-    ("<|channel|>", "analysis", "<|message|>"), ("<|end|>",), "<|start|>assistant<|channel|>final<|message|>"
-)
-
-
-def reasoning_texts(name: str) -> TagTexts | None:
-    """Those of a reasoning parser."""
-    match name:
-        case "":
-            return None
-        case "kimi_k2":
-            return TagTexts(ends=(END, KIMI_BEGIN))
-        case "gemma4":
-            return GEMMA_TAGS
-        case "openai_gptoss":
-            return HARMONY_TAGS
-    return TagTexts()
-
-
-def reasons(name: str, variables: Mapping[str, Any] | None = None) -> bool:
-    """Whether there is reasoning in answers, as far as the format and the template's variables tell."""
-    return make_reasoning_parser(name, variables) is not None
+def _thinks(variables: Mapping[str, Any] | None) -> bool:
+    return any((variables or {}).get(one) for one in THINKS)
 
 
 def begins_inside(name: str, variables: Mapping[str, Any] | None = None) -> bool:
     """Whether an answer begins within reasoning, as its parser reads it."""
-    thinks = any((variables or {}).get(one) for one in THINKS)
-    return name == "deepseek_r1" or (name == "deepseek_v3" and thinks)
+    form = REASONING_FORMATS.get(name)
+    return form is not None and form.begins_inside and (_thinks(variables) or not form.is_asked_for)
 
 
 class OutputParser:

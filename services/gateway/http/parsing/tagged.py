@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import msgspec
@@ -28,14 +28,13 @@ class Tags(msgspec.Struct, frozen=True):
     end: tuple[str, ...] = ()  # close a block, where that is not the call's own end
 
 
-class TaggedParser(CallParser):
+class TaggedParser(CallParser, ABC):
     """What is outside the blocks is content, and so is a block without a name."""
 
     tags: ClassVar[Tags]
 
     def __init__(self, schemas: Schemas | None = None) -> None:
-        super().__init__(self._read_text)
-        self._schemas = schemas or {}
+        super().__init__(schemas)
         self._function = ""  # whose call is under way
 
     @abstractmethod
@@ -45,12 +44,6 @@ class TaggedParser(CallParser):
     def _clean(self, heading: str) -> str:
         """The name in what stands before the arguments."""
         return heading.strip()
-
-    def _end(self, parts: list[Part]) -> None:
-        if self._raw:
-            self._say("".join(self._raw) + self._text, parts)
-        elif self._read == self._read_text:
-            self._say(self._text, parts)
 
     def _read_text(self, parts: list[Part]) -> bool:
         before, tag, self._text = split_at_any(self._text, self.tags.begin)
@@ -62,9 +55,7 @@ class TaggedParser(CallParser):
 
     def _read_head(self, parts: list[Part]) -> bool:
         """Behind the tag of a block, before that of a call."""
-        begin, call = self._text.lstrip(), self.tags.call
-        self._raw.append(self._text[: len(self._text) - len(begin)])
-        self._text = begin
+        begin, call = self._read_space(), self.tags.call
         if begin.startswith(call):
             self._raw.append(call)
             self._read, self._text = self._read_name, begin.removeprefix(call)
@@ -112,17 +103,12 @@ class TaggedParser(CallParser):
         self._read = self._read_text
         return True
 
-    def _give_back(self, parts: list[Part]) -> None:
-        """What looked like a call is none: its opening is content, and what follows is read again."""
-        self._say("".join(self._raw), parts)
-        self._read, self._raw = self._read_text, []
-
 
 class JsonArgumentsParser(TaggedParser):
     """Formats whose arguments are a JSON object; words before it, such as a fence, are dropped."""
 
     def _begin_arguments(self, _: list[Part]) -> None:
-        self._read, self._value = self._read_fence, ValueScanner()
+        self._read, self._value, self._behind = self._read_fence, ValueScanner(), self._read_close
 
     def _end(self, parts: list[Part]) -> None:
         if self._read == self._read_fence:
@@ -138,21 +124,6 @@ class JsonArgumentsParser(TaggedParser):
             self._read = self._read_after
         return bool(tag)
 
-    def _read_value(self, parts: list[Part]) -> bool:
-        end = self._value.push(self._text, 0)
-        if end:
-            parts.append(CallArguments(self._text[:end]))
-        self._text = self._text[end:]
-        if self._value.done:
-            self._read = self._read_close
-        return self._value.done
-
     def _read_close(self, _: list[Part]) -> bool:
         """Behind the arguments, before the tag that closes the call, which a model may forget."""
-        self._text = self._text.lstrip(LEFT_OVER)
-        close = self.tags.call_end
-        if close.startswith(self._text) and self._text != close:
-            return False
-        self._text = self._text.removeprefix(close)
-        self._read = self._read_after
-        return True
+        return self._read_past(self.tags.call_end, self._read_after, LEFT_OVER)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
-from services.gateway.http.parsing.parts import Content, Part, Reasoning
+from services.gateway.http.parsing.parts import Content, Part, ReadOn, Reasoning
 from services.gateway.http.parsing.text import Trimmed, split_at_any
 
 BEGIN, END = "<think>", "</think>"
-
-State = Callable[[list[Part]], bool]  # reads on; False where it needs more text
 
 
 class ThinkParser:
@@ -18,11 +16,11 @@ class ThinkParser:
     Some templates write the opening tag themselves (`begins_inside`): then all is reasoning until the closing one.
     """
 
-    def __init__(self, *, begins_inside: bool, begin: str = BEGIN, end: str = END, calls: tuple[str, ...] = ()) -> None:
-        """`calls`: the beginnings of calls, which end reasoning too, where a model forgets the closing tag."""
-        self._begin_tag, self._end_tag, self._calls = begin, end, calls
-        self._read: State = self._read_start
-        self._after_start: State = self._read_inside if begins_inside else self._read_answer
+    def __init__(self, begin: str, ends: Sequence[str], *, begins_inside: bool) -> None:
+        """`ends`: the closing tag, and the beginnings of calls, which end reasoning where a model forgets that tag."""
+        self._begin_tag, self._ends = begin, ends
+        self._read: ReadOn = self._read_start
+        self._after_start: ReadOn = self._read_inside if begins_inside else self._read_answer
         self._text = ""
         self._reasoning = Trimmed(at_start=True)
         self._gap = False  # whether whitespace before the answer is still to be dropped
@@ -54,11 +52,11 @@ class ThinkParser:
         return True
 
     def _read_inside(self, parts: list[Part]) -> bool:
-        before, tag, self._text = split_at_any(self._text, (self._end_tag, *self._calls))
+        before, tag, self._text = split_at_any(self._text, self._ends)
         self._think(before, parts)
         if tag:
             self._read, self._gap = self._read_answer, True
-            self._text = tag + self._text if tag in self._calls else self._text
+            self._text = tag + self._text if tag in self._ends[1:] else self._text
         return bool(tag)
 
     def _read_answer(self, parts: list[Part]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from starlette.requests import Request
@@ -10,10 +10,10 @@ from starlette.requests import Request
 from services.gateway.generation.embedding import Embedded, check_inputs, embed, embedding_params
 from services.gateway.http.conversation.objects import MessageBody
 from services.gateway.http.conversation.prompt import read_messages
-from services.gateway.http.requests.fields import ClientNames, Int, TokenId
+from services.gateway.http.requests.fields import ClientNames, Int, NotSupported, TokenId
 from services.gateway.http.requests.gate import Gate
-from services.gateway.http.requests.prompts import Prompt, read_prompts
-from services.gateway.http.requests.reading import not_valid
+from services.gateway.http.requests.prompts import Prompt, look_up, read_prompts
+from services.gateway.http.requests.reading import converted, field_error
 from services.gateway.http.requests.sampling import refuse_impossible
 from shared.errors import RequestError
 from shared.messages import ChatOptions, TokenizeRequest
@@ -33,12 +33,9 @@ class PoolingFields(msgspec.Struct, kw_only=True):
     request_id: str | None = None  # a label for logs and Abort
     cache_salt: str | None = None  # only requests with the same salt share cached prompts, within their tenant
     # not possible here
-    chat_template: Any = None
-    mm_processor_kwargs: Any = None
+    mm_processor_kwargs: Annotated[Any, NotSupported("input that is not text")] = None
+    chat_template: Annotated[Any, NotSupported("a chat template from a client")] = None
     padding: Any = None
-
-    def message_name(self, place: int) -> str:
-        return f"messages[{place}]"
 
 
 class InputFields(PoolingFields, kw_only=True):
@@ -57,9 +54,9 @@ class InputFields(PoolingFields, kw_only=True):
 
 
 def check_fields(body: PoolingFields) -> None:
-    refuse_impossible(body, served=("documents",))
+    refuse_impossible(body)
     if body.padding not in (None, "do_not_pad"):
-        raise RequestError("padding can only be do_not_pad", field="padding")
+        raise field_error("padding", "can only be do_not_pad")
 
 
 async def read_inputs(gate: Gate, request: Request, body: InputFields) -> list[Prompt]:
@@ -67,16 +64,12 @@ async def read_inputs(gate: Gate, request: Request, body: InputFields) -> list[P
         raise RequestError("exactly one of input and messages must be given", field="input")
     if body.messages is None:
         return read_prompts(body.input or [], field="input", at_most=None)
-    try:
-        messages = msgspec.convert(body.messages, list[MessageBody])
-    except msgspec.ValidationError as error:
-        raise not_valid(error, "messages") from None
     options = ChatOptions(
         template_args=msgspec.json.encode(body.chat_template_kwargs).decode() if body.chat_template_kwargs else "",
         add_generation_prompt=bool(body.add_generation_prompt),
         continue_final_message=bool(body.continue_final_message),
     )
-    chat = read_messages(messages, body.message_name)
+    chat = read_messages(converted(body.messages, list[MessageBody], "messages"))
     return [Prompt(token_ids=await gate.encode(request, chat=chat, options=options))]
 
 
@@ -86,22 +79,10 @@ async def pooled(
     """The vectors of all prompts, in order."""
     check_inputs(len(prompts))
     for prompt in prompts:
-        await _look_up(gate, request, body, prompt)
+        await look_up(gate, request, body, prompt)
 
     def make_request(place: int) -> TokenizeRequest:
-        prompt = prompts[place]
         header = gate.header(request, label=body.request_id, priority=body.priority, place=place)
-        ids = None if prompt.token_ids is None else gate.pack(prompt.token_ids)
-        text = None if prompt.token_ids is not None else prompt.text
-        return TokenizeRequest(header, embedding_params(pooling), text=text, token_ids=ids)
+        return prompts[place].request(gate, header, embedding_params(pooling))
 
     return await embed(gate.service, len(prompts), make_request)
-
-
-async def _look_up(gate: Gate, request: Request, body: PoolingFields, prompt: Prompt) -> None:
-    """The ids of a prompt that is not tokenized as others are, or not the whole of it."""
-    plain, limit = body.add_special_tokens is False, body.truncate_prompt_tokens
-    if prompt.text and (plain or limit is not None):
-        prompt.token_ids = await gate.encode(request, text=prompt.text, add_special_tokens=not plain)
-    if prompt.token_ids is not None:
-        prompt.token_ids = gate.truncate(prompt.token_ids, limit, body.truncation_side)

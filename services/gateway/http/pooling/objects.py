@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from services.gateway.http.pooling.inputs import InputFields, PoolingFields
-from services.gateway.http.requests.fields import ClientNames, Int
+from services.gateway.http.requests.fields import ClientNames, Int, NotSupported
 
 Texts = Any  # a text, an object with `text`, or with `content` of text parts; or a list of these
 
@@ -33,8 +33,8 @@ class PairFields(PoolingFields, kw_only=True):
     max_tokens_per_query: Int | None = None  # keep so many first tokens of it; 0: all
     max_tokens_per_doc: Int | None = None
     # not possible here
-    instruction: Any = None
-    chat_template_kwargs: Any = None
+    instruction: Annotated[Any, NotSupported("a template for pairs")] = None
+    chat_template_kwargs: Annotated[Any, NotSupported("a template for pairs")] = None
 
 
 class ScoreBody(PairFields, kw_only=True):
@@ -67,7 +67,7 @@ class RerankBody(PairFields, kw_only=True):
     top_n: Int | None = None  # so many of the best; 0: all
     return_documents: bool | None = None  # default true
     # not possible here
-    rank_fields: Any = None
+    rank_fields: Annotated[Any, NotSupported("documents of several fields")] = None
 
 
 class PooledUsage(msgspec.Struct):

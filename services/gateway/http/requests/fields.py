@@ -7,7 +7,8 @@ and the width of numbers, which the wire bounds.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from functools import cache
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 import msgspec
 
@@ -18,6 +19,21 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 ClientNames = Mapping[
     str, tuple[str, ...]
 ]  # by a field of the services' messages: the body's fields for it, of which the first given counts
+
+
+class NotSupported(msgspec.Struct, frozen=True):
+    """Marks a field of a body that asks for what is not supported here: it is refused by name, never ignored."""
+
+    what: str
+
+
+@cache
+def refused_fields(kind: type[msgspec.Struct]) -> dict[str, str]:
+    """What is not supported, by the fields of a body that ask for it."""
+    marks = {
+        name: getattr(hint, "__metadata__", ()) for name, hint in get_type_hints(kind, include_extras=True).items()
+    }
+    return {name: mark.what for name, found in marks.items() for mark in found if isinstance(mark, NotSupported)}
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -45,7 +61,7 @@ class CacheHints(WithoutEffect, kw_only=True):
 
 
 class GenerationBody(CacheHints, kw_only=True):
-    """The fields of every generation, and those that mean more than can be done: `refused` says which are given."""
+    """The fields of every generation, and those that mean more than can be done."""
 
     client_names: ClassVar[ClientNames] = {}
 
@@ -98,24 +114,25 @@ class GenerationBody(CacheHints, kw_only=True):
     grammar: str | None = None  # llama.cpp's: GBNF
     json_schema: Any = None  # llama.cpp's: a JSON schema
     guided_decoding_backend: Any = None  # without effect
-    # not possible here: refused by name, never ignored
-    guided_whitespace_pattern: Any = None
-    structural_tag: Any = None
-    logits_processors: Any = None
-    prompt_embeds: Any = None
-    kv_transfer_params: Any = None  # in a chat with nothing but `prompt_token_ids`, which are the prompt
-    mm_processor_kwargs: Any = None
-    vllm_xargs: Any = None
-    moderation: Any = None
-    repetition_detection: Any = None
-    routed_experts_prompt_start: Any = None
-    return_token_offsets: bool | None = None
-    return_prompt_text: bool | None = None
-    return_mm_kwargs: bool | None = None
-    return_weight_versions: bool | None = None
-    ec_transfer_params: Any = None
-    media_io_kwargs: Any = None
-    mm_payload: Any = None
-    watermarking: Any = None
-    session_id: Any = None
-    stream_interval: Any = None
+    # not possible here
+    guided_whitespace_pattern: Annotated[Any, NotSupported("a pattern for white space")] = None
+    structural_tag: Annotated[Any, NotSupported("structural tags")] = None
+    logits_processors: Annotated[Any, NotSupported("client code")] = None
+    prompt_embeds: Annotated[Any, NotSupported("prompts of embeddings")] = None
+    # in a chat with nothing but `prompt_token_ids`, which are the prompt
+    kv_transfer_params: Annotated[Any, NotSupported("KV transfer")] = None
+    mm_processor_kwargs: Annotated[Any, NotSupported("input that is not text")] = None
+    vllm_xargs: Annotated[Any, NotSupported("arguments of extensions")] = None
+    moderation: Annotated[Any, NotSupported("moderation")] = None
+    repetition_detection: Annotated[Any, NotSupported("an end at repetitions")] = None
+    routed_experts_prompt_start: Annotated[Any, NotSupported("the experts of a prompt")] = None
+    return_token_offsets: Annotated[bool | None, NotSupported("places of tokens in the text")] = None
+    return_prompt_text: Annotated[bool | None, NotSupported("the rendered prompt")] = None
+    return_mm_kwargs: Annotated[bool | None, NotSupported("input that is not text")] = None
+    return_weight_versions: Annotated[bool | None, NotSupported("versions of weights")] = None
+    ec_transfer_params: Annotated[Any, NotSupported("a transfer of encodings")] = None
+    media_io_kwargs: Annotated[Any, NotSupported("input that is not text")] = None
+    mm_payload: Annotated[Any, NotSupported("input that is not text")] = None
+    watermarking: Annotated[Any, NotSupported("watermarks")] = None
+    session_id: Annotated[Any, NotSupported("sessions")] = None
+    stream_interval: Annotated[Any, NotSupported("events of several tokens")] = None

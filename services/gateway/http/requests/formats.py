@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from services.gateway.http.parsing.detection import reasoning_format, tool_format
-from services.gateway.http.parsing.registry import TagTexts, reasoning_texts
+from services.gateway.http.parsing.registry import REASONING_FORMATS, ReasoningFormat
 from shared.config import GatewaySettings
+from shared.messages import DescribeResult
 from shared.reasoning import ReasoningTags
 
 AUTO = "auto"
@@ -21,7 +22,7 @@ class AnswerFormats:
         self,
         settings: GatewaySettings,
         describe: Callable[[], Awaitable[dict[str, Any]]],
-        encode: Callable[[list[str]], Awaitable[list[list[int]]]],
+        encode: Callable[[list[str]], Awaitable[DescribeResult]],
     ) -> None:
         self.tools: str = settings.tool_call_parser
         self.reasoning: str = settings.reasoning_parser
@@ -38,13 +39,13 @@ class AnswerFormats:
             template = str(config.get("chat_template") or "")
             self.tools = tool_format(template) if self.tools == AUTO else self.tools
             self.reasoning = reasoning_format(template) if self.reasoning == AUTO else self.reasoning
-        if not self._knows_tags and (texts := reasoning_texts(self.reasoning)) is not None:
-            self.tags = _tags_of(texts, await self._encode(texts.texts))
+        if not self._knows_tags and (form := REASONING_FORMATS.get(self.reasoning)) is not None:
+            self.tags = _tags_of(form, (await self._encode(form.texts)).token_ids)
         self._knows_tags = True
 
 
-def _tags_of(texts: TagTexts, found: list[list[int]]) -> ReasoningTags | None:
-    count = len(texts.begin)
+def _tags_of(form: ReasoningFormat, found: list[list[int]]) -> ReasoningTags | None:
+    count = len(form.begin)
     begin, ends, leads = found[:count], found[count:-1], found[-1]
     if any(len(ids) != 1 for ids in (*begin, *ends)):
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -13,28 +12,21 @@ from services.gateway.access.auth import Access
 from services.gateway.access.header import CallMetadata, make_header, seeded
 from services.gateway.generation.checks import MAX_TOKENS_PER_MESSAGE, check_label, packed_prompt
 from services.gateway.generation.models import ServedModels
-from services.gateway.generation.questions import QUESTION_TIMEOUT
 from services.gateway.generation.service import GenerationService
 from services.gateway.generation.tasks import all_or_none
 from services.gateway.http.requests.caching import with_cache_hints
 from services.gateway.http.requests.formats import AnswerFormats
-from services.gateway.http.requests.reading import Bodies, arrival, seconds_left
+from services.gateway.http.requests.reading import Bodies, arrival, field_error, seconds_left
 from services.gateway.http.requests.returning import key_of
 from services.gateway.http.requests.vocabulary import TokenNames
 from services.gateway.streams.stream import Position, Stream, StreamDelta
 from shared.config import Settings
-from shared.errors import RequestError
 from shared.messages import (
     ChatMessage,
     ChatOptions,
-    DecodeRequest,
-    DescribeRequest,
-    EncodeRequest,
-    PiecesRequest,
     RequestHeader,
     TokenizeRequest,
 )
-from shared.packing import pack_tokens, unpack_tokens
 from shared.sampling import SamplingParams
 
 CALLER = "pageant.caller"  # in the scope of a request that the gateway makes itself; no client writes there
@@ -55,8 +47,8 @@ class Gate:
         self.access = access
         self.settings = settings
         self.bodies = Bodies(settings.gateway.max_request_bytes)
-        self.vocabulary = TokenNames(self._pieces)
-        self.formats = AnswerFormats(settings.gateway, self.describe, self._token_ids)
+        self.vocabulary = TokenNames(service.questions.pieces)
+        self.formats = AnswerFormats(settings.gateway, self.describe, service.questions.describe)
 
     @property
     def closes_formats(self) -> bool:
@@ -127,11 +119,10 @@ class Gate:
             now=arrival(request),
             remaining=seconds_left(request),
             key=key_of(request, place),
+            adapter=self.service.adapters.of(getattr(request.state.body, "model", None) or ""),
         )
-        header = with_cache_hints(header, request.state.body)
         request.state.load_reports = self.service.load_reports  # for the answer's headers
-        adapter = self.service.adapters.of(getattr(request.state.body, "model", None) or "")
-        return header if adapter is None else msgspec.structs.replace(header, adapter=adapter)
+        return with_cache_hints(header, request.state.body)
 
     def seeded(self, params: SamplingParams, request: Request, header: RequestHeader, place: int = 0) -> SamplingParams:
         """With a seed; under a key always with the same."""
@@ -153,14 +144,9 @@ class Gate:
         if limit is None:
             return token_ids
         if limit < -1 or limit == 0:
-            raise RequestError(
-                f"truncate_prompt_tokens must be positive or -1, got {limit}", field="truncate_prompt_tokens"
-            )
+            raise field_error("truncate_prompt_tokens", f"must be positive or -1, got {limit}")
         if self.max_model_len and limit > self.max_model_len:
-            raise RequestError(
-                f"truncate_prompt_tokens is {limit}, more than max_model_len={self.max_model_len}",
-                field="truncate_prompt_tokens",
-            )
+            raise field_error("truncate_prompt_tokens", f"is {limit}, more than max_model_len={self.max_model_len}")
         kept = self._max_input_length if limit < 0 else limit
         return token_ids[:kept] if side == "right" else token_ids[-kept:]
 
@@ -214,60 +200,24 @@ class Gate:
         add_special_tokens: bool = True,
     ) -> list[int]:
         """Token ids of a text or a chat."""
-        question = EncodeRequest(
-            *self._name(),
+        return await self.service.questions.encode(
+            self.caller(request).tenant,
             text=text,
             chat=chat,
+            options=options,
             add_special_tokens=add_special_tokens,
-            chat_options=options,
-            tenant=self._tenant(request),
         )
-        return unpack_tokens((await self._ask(question)).token_ids)
 
     async def decode(self, request: Request, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        packed = packed_prompt(token_ids, MAX_TOKENS_PER_MESSAGE)
-        tenant = self._tenant(request)
-        answer = await self._ask(
-            DecodeRequest(*self._name(), packed, skip_special_tokens=skip_special_tokens, tenant=tenant)
-        )
-        text: str = answer.text
-        return text
+        tenant = self.caller(request).tenant
+        return await self.service.questions.decode(tenant, token_ids, skip_special_tokens=skip_special_tokens)
 
     async def written(self, token_ids: list[int]) -> list[str]:
         """The tokens as the vocabulary writes them."""
         each = list(dict.fromkeys(token_ids))
-        pieces = dict(zip(each, await self._pieces(each, as_written=True), strict=True))
+        pieces = dict(zip(each, await self.service.questions.pieces(each, as_written=True), strict=True))
         return [pieces[token_id].decode() for token_id in token_ids]
-
-    async def _pieces(self, token_ids: list[int], *, as_written: bool = False) -> list[bytes]:
-        await self.service.readiness.until_available()
-        answer: Any = await self.service.questions.ask_pieces(
-            PiecesRequest(*self._name(), pack_tokens(token_ids), as_written), QUESTION_TIMEOUT
-        )
-        pieces: list[bytes] = answer.pieces
-        return pieces
 
     async def describe(self) -> dict[str, Any]:
         """The tokenizer's configuration, with the chat template."""
-        await self.service.readiness.until_available()
-        answer: Any = await self.service.questions.ask_pieces(DescribeRequest(*self._name()), QUESTION_TIMEOUT)
-        config: dict[str, Any] = msgspec.json.decode(answer.config)
-        return config
-
-    async def _token_ids(self, texts: list[str]) -> list[list[int]]:
-        """Of texts of the server's own; special tokens are written by their names."""
-        await self.service.readiness.until_available()
-        answer: Any = await self.service.questions.ask_pieces(DescribeRequest(*self._name(), texts), QUESTION_TIMEOUT)
-        ids: list[list[int]] = answer.token_ids
-        return ids
-
-    async def _ask(self, question: EncodeRequest | DecodeRequest) -> Any:
-        await self.service.readiness.until_available()
-        return await self.service.questions.ask_tokenizer(question, QUESTION_TIMEOUT)
-
-    def _name(self) -> tuple[str, str]:
-        """A question's id, and the tenant that asks."""
-        return uuid.uuid4().hex, self.service.address
-
-    def _tenant(self, request: Request) -> str:
-        return self.caller(request).tenant
+        return msgspec.json.decode((await self.service.questions.describe()).config, type=dict[str, Any])

@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from services.gateway.generation.checks import named_tokens
-from services.gateway.http.requests.fields import GenerationBody
+from services.gateway.http.requests.fields import GenerationBody, refused_fields
 from services.gateway.http.requests.output_format import output_grammar
+from services.gateway.http.requests.reading import field_error
 from shared.beam import Beam, EarlyStopping
 from shared.errors import RequestError
 from shared.sampling import SamplingParams
@@ -19,53 +20,25 @@ SAME = (
     "min_tokens", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "seed", "allowed_token_ids",
     "bad_words", "stop_token_ids", "speculate",
 )  # fmt: skip
-NOT_POSSIBLE = {
-    "guided_whitespace_pattern": "a pattern for white space",
-    "structural_tag": "structural tags",
-    "logits_processors": "client code",
-    "prompt_embeds": "prompts of embeddings",
-    "kv_transfer_params": "KV transfer",
-    "mm_processor_kwargs": "input that is not text",
-    "vllm_xargs": "arguments of extensions",
-    "moderation": "moderation",
-    "repetition_detection": "an end at repetitions",
-    "routed_experts_prompt_start": "the experts of a prompt",
-    "return_token_offsets": "places of tokens in the text",
-    "return_prompt_text": "the rendered prompt",
-    "return_mm_kwargs": "input that is not text",
-    "return_weight_versions": "versions of weights",
-    "ec_transfer_params": "a transfer of encodings",
-    "media_io_kwargs": "input that is not text",
-    "mm_payload": "input that is not text",
-    "watermarking": "watermarks",
-    "session_id": "sessions",
-    "stream_interval": "events of several tokens",
-    "suffix": "inserting before a suffix",
-    "chat_template": "a chat template from a client",
-    "documents": "documents beside the messages",
-    "functions": "functions (their successor is tools)",
-    "function_call": "function_call (its successor is tool_choice)",
-    "audio": "audio",
-    "prediction": "predicted outputs",
-    "web_search_options": "web search",
-}
+NOTHING: tuple[Any, ...] = (None, False, "", {})  # what a field says nothing with
 EARLY_STOPPING = {False: EarlyStopping.LIKELY, True: EarlyStopping.FIRST, "never": EarlyStopping.NEVER}
 BEAM_FIELDS = ("beam_width", "length_penalty", "early_stopping")
 SHOWN_KEYS = 8  # of those that are wrong
 MAX_BIAS = 100.0  # OpenAI's bound; more has no more effect
 
 
-def refuse_impossible(body: msgspec.Struct, *, served: Collection[str] = ()) -> None:
-    """Raise RequestError on fields whose meaning this server does not have, unless they say nothing, or have a meaning
-    at this endpoint."""
-    for name, what in NOT_POSSIBLE.items():
-        value = getattr(body, name, None)
-        if name not in served and value not in (None, False, "", {}):
+def refuse_impossible(
+    body: msgspec.Struct, *, served: Collection[str] = (), nothing: Collection[Any] = NOTHING
+) -> None:
+    """Raise RequestError on fields whose meaning this server does not have, unless they say `nothing`, or are `served`
+    by this endpoint."""
+    for name, what in refused_fields(type(body)).items():
+        if name not in served and getattr(body, name) not in nothing:
             raise RequestError(f"{name}: {what} is not supported by this server", field=name)
     if getattr(body, "truncation_side", None) not in (None, "left", "right"):
-        raise RequestError("truncation_side must be left or right", field="truncation_side")
+        raise field_error("truncation_side", "must be left or right")
     if (getattr(body, "modalities", None) or ["text"]) != ["text"]:
-        raise RequestError("modalities can only be text", field="modalities")
+        raise field_error("modalities", "can only be text")
 
 
 def sampling_params(body: GenerationBody, *, closes: bool = False, **given: Any) -> SamplingParams:
@@ -87,7 +60,7 @@ def _biases(biases: dict[str, float]) -> dict[int, float]:
     if wrong:
         names = ", ".join(repr(key[:32]) for key in wrong[:SHOWN_KEYS])
         keys = f"the key {names}, which is no token id" if len(wrong) == 1 else f"keys that are no token ids: {names}"
-        raise RequestError(f"logit_bias has {keys}", field="logit_bias")
+        raise field_error("logit_bias", f"has {keys}")
     return {int(key): max(-MAX_BIAS, min(MAX_BIAS, bias)) for key, bias in biases.items()}
 
 
@@ -99,7 +72,7 @@ def read_beam(body: GenerationBody, best_of: int | None = None) -> Beam | None:
     if not body.use_beam_search:
         for name in BEAM_FIELDS:
             if getattr(body, name) is not None:
-                raise RequestError(f"{name} can only be given with use_beam_search", field=name)
+                raise field_error(name, "can only be given with use_beam_search")
         return None
     if body.stream:
         raise RequestError("a beam search cannot be streamed: its answer is known at the end", field="stream")

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.http.parsing.registry import THINKS, begins_inside, reasons
+from services.gateway.http.parsing.registry import THINKS, begins_inside, make_reasoning_parser
 from services.gateway.http.requests.formats import AnswerFormats
-from shared.errors import RequestError
+from services.gateway.http.requests.reading import field_error
 from shared.reasoning import ThinkingBudget
 
 FIELD = "thinking_token_budget"  # vLLM's
@@ -31,7 +31,7 @@ def thinking_budget(
         return None
     field = f"chat_template_kwargs.{VARIABLE}"
     if not isinstance(named, int) or isinstance(named, bool):
-        raise RequestError(f"{field} must be a whole number, got {str(named)[:32]!r}", field=field)
+        raise field_error(field, f"must be a whole number, got {str(named)[:32]!r}")
     return read_budget(formats, named, field, variables)
 
 
@@ -39,7 +39,7 @@ def unlimited_thinking(formats: AnswerFormats, variables: Mapping[str, Any]) -> 
     """Reasoning of any length, before what the output is held to.  None where the model's format has none, or the
     template's `variables` turn it off."""
     is_off = any(variables.get(name) is False for name in THINKS) or variables.get("reasoning_effort") == "none"
-    if formats.tags is None or is_off or not reasons(formats.reasoning, variables):
+    if formats.tags is None or is_off or make_reasoning_parser(formats.reasoning, variables) is None:
         return None
     return ThinkingBudget(formats.tags, MAX_BUDGET, begins_inside(formats.reasoning, variables), DEMAND)
 
@@ -56,11 +56,11 @@ def read_budget(
     if given == UNLIMITED:
         return None
     if formats.tags is None:
-        raise RequestError(
-            f"{field} is not possible: the server has no reasoning_parser, or the model's tokenizer has no tokens of "
-            "their own that open and close reasoning",
-            field=field,
+        raise field_error(
+            field,
+            "is not possible: the server has no reasoning_parser, or the model's tokenizer has no tokens of their own "
+            "that open and close reasoning",
         )
     if not 0 <= given <= MAX_BUDGET:
-        raise RequestError(f"{field} must be a non-negative integer, or -1 for no limit, got {given}", field=field)
+        raise field_error(field, f"must be a non-negative integer, or -1 for no limit, got {given}")
     return ThinkingBudget(formats.tags, given, begins_inside(formats.reasoning, variables), field)

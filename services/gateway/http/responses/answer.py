@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from msgspec import UNSET
+from starlette.types import Scope
 
 from services.gateway.http.answers.answer import finish_reason
 from services.gateway.http.answers.events import Events, named_event
@@ -59,7 +60,6 @@ class ResponseAnswer:
         """`keep` is told of the whole response before its client is; `raw`: where the client wants all tokens."""
         self.asked = asked
         self._gate = gate
-        self._conversation = conversation
         self._reader = conversation.reader(gate.formats)
         self._blocks = Blocks()
         self._tools = tools
@@ -86,12 +86,7 @@ class ResponseAnswer:
             begin = [] if events.begun else [self._stage("response.created"), self._stage("response.in_progress")]
             await events.write(b"".join([*begin, *await self._take(stream, deltas)]))
 
-        try:
-            await self._gate.run([self.asked], consume)
-        except RequestError as error:
-            if not events.begun:
-                raise
-            await events.write(self._fail(error))
+        await self._gate.run([self.asked], consume)
 
     async def _take(self, stream: Stream, deltas: list[StreamDelta]) -> list[bytes]:
         """Grow by `deltas`; returns the events that say so."""
@@ -102,10 +97,8 @@ class ResponseAnswer:
             if self._raw is not None:
                 self._raw.take(delta)
             changes = self._blocks.take(self._reader.take(stream, delta))
-            if delta.end is not None:
-                changes += self._blocks.take(self._reader.finish(is_cut_call=self._conversation.is_cut_call(delta.end)))
-                if not self._blocks.all:  # an answer without a word still has its message
-                    self._blocks.open(Kind.TEXT, changes)
+            if delta.end is not None and not self._blocks.all:  # an answer without a word still has its message
+                self._blocks.open(Kind.TEXT, changes)
             for change in changes:
                 said += self._tell(change)
             if delta.end is not None:
@@ -190,7 +183,7 @@ class ResponseAnswer:
         await self._keep(response)
         return [*said, self._stage(f"response.{response.status}")]
 
-    def _fail(self, error: RequestError) -> bytes:
+    def fail(self, error: RequestError, _: Scope) -> bytes:
         """The last event of a stream that has begun and cannot go on."""
         self.response.status = "cancelled" if error.code is RejectCode.CANCELLED else "failed"
         self.response.error = ResponseError(ERROR_CODES.get(error.code, "server_error"), str(error))

@@ -12,14 +12,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.http.answers.events import EventResponse, WholeResponse
-from services.gateway.http.answers.objects import encode
-from services.gateway.http.conversation.form import Conversation, tool_use
+from services.gateway.http.answers.objects import encode, json_response
+from services.gateway.http.conversation.form import Conversation
 from services.gateway.http.conversation.objects import ContentPart
-from services.gateway.http.conversation.turns import NamedBody
+from services.gateway.http.conversation.prompt import ToolUse
 from services.gateway.http.requests.gate import Gate
 from services.gateway.http.requests.output_format import response_format
-from services.gateway.http.requests.reading import check_content_type
-from services.gateway.http.requests.returning import POSITION_HEADER, positions_of
+from services.gateway.http.requests.reading import check_content_type, field_error
+from services.gateway.http.requests.returning import refuse_position
+from services.gateway.http.requests.sampling import NOTHING, refuse_impossible
 from services.gateway.http.responses.answer import LOGPROBS, SEALED, ResponseAnswer
 from services.gateway.http.responses.inputs import InputItem
 from services.gateway.http.responses.items import ResponseTools
@@ -38,18 +39,6 @@ from shared.sampling import SamplingParams
 
 log = structlog.get_logger()
 
-NOT_POSSIBLE = {
-    "conversation": "stored conversations (previous_response_id goes on from a stored response)",
-    "background": "answering in the background",
-    "background_options": "answering in the background",
-    "prompt": "stored prompts",
-    "max_tool_calls": "calling tools of the server's own",
-    "moderation": "moderation",
-    "context_management": "compaction",
-    "access_programs": "access programs",
-    "image": "images",
-    "mm_processor_kwargs": "input that is not text",
-}
 QUERY = ("stream", "starting_after")  # of GET, which are not possible here
 MAX_PAGE = 100  # items
 
@@ -69,16 +58,12 @@ class Responses:
         gate = self._gate.choose(body.model)
         _check(body)
         await gate.formats.learn()
-        if positions_of(request, 1) is not None:
-            raise RequestError(
-                f"{POSITION_HEADER} is not supported here: a response is sent again from its start only",
-                field=POSITION_HEADER,
-            )
+        refuse_position(request, "a response")
         header = gate.header(request, label=body.request_id, priority=body.priority)
         before = await self._before(header.tenant, body)
         tools = ResponseTools(body.tools or [], body.tool_choice)
         conversation = self._conversation(gate, body, before, tools)
-        request.state.body = NamedBody(body, conversation.names)
+        request.state.message_names = conversation.names
         params = gate.seeded(_params(body, conversation, closes=gate.closes_formats), request, header)
         asked, raw = (
             TokenizeRequest(header, params, chat=conversation.messages, chat_options=conversation.options),
@@ -96,7 +81,7 @@ class Responses:
         answer.response.store = body.store is not False and self._store.keeps
         headers = {"x-request-id": header.request_id}
         if body.stream:
-            return EventResponse(lambda events: self._while_running(answer, answer.write(events)), headers)
+            return EventResponse(lambda events: self._while_running(answer, answer.write(events)), headers, answer.fail)
         return WholeResponse(lambda: self._while_running(answer, answer.whole()), headers)
 
     async def get(self, request: Request) -> Response:
@@ -106,17 +91,17 @@ class Responses:
                 raise RequestError(f"{field}: a stored response is not streamed again", field=field)
         name = self._name(request)
         if (running := self._running.get(name)) is not None:
-            return _json(encode(running.response))
-        return _json(bytes((await self._stored(name)).response))
+            return json_response(running.response)
+        return json_response((await self._stored(name)).response)
 
     async def items(self, request: Request) -> Response:
         """What a stored response was made from, newest first unless `order` is asc."""
         query = request.query_params
         order, limit = query.get("order", "desc"), query.get("limit", "20")
         if order not in ("asc", "desc"):
-            raise RequestError(f"order must be asc or desc, got {order[:32]!r}", field="order")
+            raise field_error("order", f"must be asc or desc, got {order[:32]!r}")
         if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= MAX_PAGE):
-            raise RequestError(f"limit must be 1 to {MAX_PAGE}, got {limit[:32]!r}", field="limit")
+            raise field_error("limit", f"must be 1 to {MAX_PAGE}, got {limit[:32]!r}")
         name = self._name(request)
         record = await self._stored(name)
         items = _named([*record.before, *record.input], name[1])
@@ -130,13 +115,13 @@ class Responses:
             items = items[places[0] + 1 :]
         page = items[: int(limit)]
         ends = (page[0].id, page[-1].id) if page else (None, None)
-        return _json(encode(InputItems(data=page, first_id=ends[0], last_id=ends[1], has_more=len(page) < len(items))))
+        return json_response(InputItems(data=page, first_id=ends[0], last_id=ends[1], has_more=len(page) < len(items)))
 
     async def delete(self, request: Request) -> Response:
         tenant, response_id = self._name(request)
         if not await self._store.delete(tenant, response_id):
             raise _unknown(response_id)
-        return _json(encode(DeletedResponse(id=response_id)))
+        return json_response(DeletedResponse(id=response_id))
 
     async def cancel(self, request: Request) -> Response:
         """End a response that runs at this gateway."""
@@ -149,7 +134,7 @@ class Responses:
             status = msgspec.json.decode(stored.response, type=_Status).status
             raise RequestError(f"the response is {status}, and cannot be cancelled", field="response_id")
         self._gate.abort(answer.asked.header.request_id, name[0])
-        return _json(encode(msgspec.structs.replace(answer.response, status="cancelled")))
+        return json_response(msgspec.structs.replace(answer.response, status="cancelled"))
 
     # -- what a body asks for
 
@@ -162,7 +147,7 @@ class Responses:
         return Conversation(
             messages=turns.messages,
             names=turns.names,
-            tools=tool_use(
+            tools=ToolUse(
                 gate.formats,
                 tools.chat_tools,
                 tools.choice,
@@ -240,15 +225,13 @@ def _params(body: ResponsesBody, conversation: Conversation, *, closes: bool) ->
 
 
 def _check(body: ResponsesBody) -> None:
-    for name, what in NOT_POSSIBLE.items():
-        if getattr(body, name):
-            raise RequestError(f"{name}: {what} is not supported by this server", field=name)
+    refuse_impossible(body, nothing=(*NOTHING, []))
     if others := [name for name in body.include or () if name not in (SEALED, LOGPROBS)]:
         raise RequestError(f"include: {others[0][:64]!r} is not supported by this server", field="include")
     if body.top_logprobs and LOGPROBS not in (body.include or ()):
-        raise RequestError(f"top_logprobs can only be given with {LOGPROBS} in include", field="top_logprobs")
+        raise field_error("top_logprobs", f"can only be given with {LOGPROBS} in include")
     if body.truncation not in (None, "disabled"):
-        raise RequestError("truncation can only be disabled", field="truncation")
+        raise field_error("truncation", "can only be disabled")
 
 
 def _named(items: Sequence[InputItem], response_id: str) -> list[InputItem]:
@@ -267,7 +250,3 @@ def _unknown(response_id: str) -> RequestError:
     return RequestError(
         f"there is no stored response {response_id[:64]!r}", code=RejectCode.NOT_FOUND, field="response_id"
     )
-
-
-def _json(body: bytes) -> Response:
-    return Response(body, media_type="application/json")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from services.gateway.http.answers.objects import Explanations, TokenLogprob
 from services.gateway.http.conversation.turns import Turns
-from services.gateway.http.requests.fields import CacheHints, ClientNames, Int
+from services.gateway.http.requests.fields import CacheHints, ClientNames, Int, NotSupported
 from services.gateway.http.responses.inputs import InputItem
 from services.gateway.http.responses.items import read_items
 
@@ -61,22 +61,19 @@ class ResponsesBody(CacheHints, kw_only=True):
     top_logprobs: Int | None = None  # with the latter: so many likeliest tokens at each position
     client_metadata: Any = None  # without effect
     # not possible here
-    conversation: Any = None
-    background: bool | None = None
-    background_options: Any = None
-    prompt: Any = None
+    conversation: Annotated[
+        Any, NotSupported("stored conversations (previous_response_id goes on from a stored response)")
+    ] = None
+    background: Annotated[bool | None, NotSupported("answering in the background")] = None
+    background_options: Annotated[Any, NotSupported("answering in the background")] = None
+    prompt: Annotated[Any, NotSupported("stored prompts")] = None
     truncation: str | None = None  # only disabled
-    max_tool_calls: Int | None = None
-    moderation: Any = None
-    context_management: Any = None
-    access_programs: Any = None
-    image: Any = None
-    mm_processor_kwargs: Any = None
-
-    def message_name(self, place: int) -> str:
-        """The instructions are the chat's first message; an assistant's items are put together in one."""
-        names = turns_of(self).names
-        return names[place] if place < len(names) else "input"
+    max_tool_calls: Annotated[Int | None, NotSupported("calling tools of the server's own")] = None
+    moderation: Annotated[Any, NotSupported("moderation")] = None
+    context_management: Annotated[Any, NotSupported("compaction")] = None
+    access_programs: Annotated[Any, NotSupported("access programs")] = None
+    image: Annotated[Any, NotSupported("images")] = None
+    mm_processor_kwargs: Annotated[Any, NotSupported("input that is not text")] = None
 
     def item_name(self, place: int) -> str:
         return "input" if isinstance(self.input, str) else f"input[{place}]"

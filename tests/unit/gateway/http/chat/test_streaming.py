@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from services.detokenizer.decoder import DecoderFactory
 from services.detokenizer.stream import TextStream
-from services.gateway.http.chat.answer import DeltaBuilder, MessageBuilder
+from services.gateway.http.chat.answer import DeltaBuilder, message_of
 from services.gateway.http.conversation.reader import AnswerReader
 from services.gateway.http.parsing.registry import OutputParser, make_reasoning_parser, make_tool_parser
 from shared.messages import FinishReason, SequenceTokens
@@ -88,9 +88,8 @@ Answer = tuple[str, str, list[tuple[str, str]]]  # content, thought, and names w
 
 
 def whole(text: str) -> Answer:
-    builder, read = MessageBuilder(), reader()
-    builder.add(read.feed(text) + read.finish())
-    message = builder.message
+    read = reader()
+    message = message_of(read.feed(text) + read.finish())
     calls = [(str(call.function.name), call.function.arguments) for call in message.tool_calls or []]
     return message.content or "", message.reasoning_content or "", calls
 

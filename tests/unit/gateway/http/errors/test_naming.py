@@ -12,7 +12,7 @@ from services.gateway.http.chat.objects import ChatBody
 from services.gateway.http.completions.endpoint import CompletionBody
 from services.gateway.http.embeddings import EmbeddingBody
 from services.gateway.http.errors.naming import HEADERS, sent_name
-from services.gateway.http.responses.objects import ResponsesBody
+from services.gateway.http.responses.objects import ResponsesBody, turns_of
 from services.gateway.http.tokens import DetokenizeBody, TokenizeBody
 from shared.errors import CONTEXT_LENGTH_EXCEEDED, RejectCode
 from shared.messages import EncodeRequest, RequestRejected
@@ -86,7 +86,9 @@ RENAMED: list[tuple[str, dict[str, Any], str, str]] = [
 def test_each_field_of_the_troupe_has_the_client_s_name(
     path: str, given: dict[str, Any], field: str, name: str
 ) -> None:
-    assert sent_name(msgspec.convert(ASK[path] | given, BODIES[path]), field) == name
+    body = msgspec.convert(ASK[path] | given, BODIES[path])
+    names = turns_of(body).names if isinstance(body, ResponsesBody) else None
+    assert sent_name(body, field, names) == name
 
 
 @pytest.mark.parametrize("path", [COMPLETION, CHAT, RESPONSE])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.gateway.http.parsing.detection import reasoning_format, tool_format
-from services.gateway.http.parsing.registry import REASONING_PARSERS, TOOL_PARSERS
+from services.gateway.http.parsing.registry import REASONING_FORMATS, TOOL_PARSERS
 
 OPENED = "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n<think>\\n' }}{%- endif %}"
 SWITCHED = (
@@ -37,4 +37,4 @@ SHOWN = [
 def test_what_a_template_shows(template: str, tools: str, reasoning: str) -> None:
     assert (tool_format(template), reasoning_format(template)) == (tools, reasoning)
     assert not tools or tools in TOOL_PARSERS
-    assert not reasoning or reasoning in REASONING_PARSERS
+    assert not reasoning or reasoning in REASONING_FORMATS

@@ -15,11 +15,8 @@ import structlog
 from services.gateway.http.chat.objects import ChatBody
 from services.gateway.http.completions.endpoint import CompletionBody
 from services.gateway.http.embeddings import EmbeddingBody
-from services.gateway.http.messages import reading as messages
 from services.gateway.http.messages.objects import MessagesBody, MessagesPrompt
-from services.gateway.http.requests import sampling
-from services.gateway.http.requests.fields import WithoutEffect
-from services.gateway.http.responses import endpoint as responses
+from services.gateway.http.requests.fields import WithoutEffect, refused_fields
 from services.gateway.http.responses.objects import ResponsesBody
 from services.gateway.http.tokens import DetokenizeBody, TokenizeBody
 from shared.messages import TokenLogprobs
@@ -101,10 +98,7 @@ def test_every_field_is_documented() -> None:
 
 
 def refused(path: str) -> list[str]:
-    body = ENDPOINTS[path][0]
-    other = sampling.NOT_POSSIBLE
-    found = {ResponsesBody: responses.NOT_POSSIBLE, MessagesBody: messages.NOT_POSSIBLE}.get(body, other)
-    return [name for name in found if name in names(body)]
+    return list(refused_fields(ENDPOINTS[path][0]))
 
 
 def values(path: str, field: str) -> list[Any]:
