@@ -7,9 +7,14 @@ import pytest
 
 from services.scheduler.state.sequence import MAX_DEATHS_TAKEN_BACK, MAX_WORKER_DEATHS
 from shared.messages import (
+    Adapter,
+    AdapterLoaded,
+    AdaptersHeld,
     Fingerprint,
     Goodbye,
     Heartbeat,
+    HoldAdapters,
+    LoadAdapter,
     PeerGone,
     Refused,
     RequestRejected,
@@ -17,6 +22,7 @@ from shared.messages import (
     ServiceName,
     Tick,
     TokenBatch,
+    UnloadAdapter,
 )
 from tests.unit.scheduler.fake_worker import FakeWorker, capacity
 from tests.unit.scheduler.shell import SERVICES, Shell
@@ -205,3 +211,24 @@ def test_a_request_that_silences_worker_after_worker_is_found_out(shell: Shell) 
         num_silent += 1
         assert num_silent < 20
     assert num_silent == MAX_DEATHS_TAKEN_BACK + MAX_WORKER_DEATHS + 1
+
+
+def test_gateways_hear_of_an_adapter_before_its_load_is_answered(shell: Shell) -> None:
+    shell.hear(shell.hello("w", 2, worker=msgspec.structs.replace(capacity(), max_loras=2, num_held_loras=2)))
+    version = shell.taken(Roster, "at-g")[-1].version
+    shell.hear(LoadAdapter("l", "at-g", "one", "/one"))
+    (order,) = shell.taken(HoldAdapters, "at-w")
+    assert [adapter.path for adapter in order.adapters] == ["/one"]
+    shell.sent.clear()
+    one = Adapter("one", "d" * 16, "/one")
+    shell.hear(AdaptersHeld(order.epoch, order.order, [one]))
+    roster, answer = (message for where, message in shell.sent if where == "at-g")
+    assert isinstance(roster, Roster) and roster.adapters == [one] and roster.version > version
+    assert answer == AdapterLoaded("l", one)
+    shell.sent.clear()
+    shell.hear(UnloadAdapter("u", "at-g", "one"))
+    forgotten, answer = (message for where, message in shell.sent if where == "at-g")
+    assert isinstance(forgotten, Roster) and forgotten.adapters == [] and forgotten.version > roster.version
+    assert answer == AdapterLoaded("u", one)
+    (order,) = shell.taken(HoldAdapters, "at-w")
+    assert order.adapters == []

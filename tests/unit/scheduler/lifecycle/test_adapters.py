@@ -102,6 +102,33 @@ def test_of_two_contents_of_one_directory_the_later_is_what_a_load_gets() -> Non
     assert adapters.answered(AdaptersHeld(1, order.order, [ONE, news])) == ([news], [])
 
 
+def test_what_was_given_up_goes_with_the_next_order_unless_it_is_wanted_again() -> None:
+    adapters = make()
+    held(adapters, ONE, TWO)
+    adapters.give_up(ONE.digest)
+    adapters.give_up(TWO.digest)
+    adapters.want(ONE)
+    assert adapters.has_orders
+    order = adapters.order(1, set())
+    assert order is not None and order.adapters == [ONE]
+    assert adapters.order(1, set()) is None and not adapters.has_orders
+    adapters.give_up(ONE.digest)
+    assert adapters.order(1, {ONE.digest}) is None, "a sequence has it"
+    order = adapters.order(1, set())
+    assert order is not None and order.adapters == [], "once that has ended"
+
+
+def test_a_worker_that_is_full_of_adapters_in_use_gets_no_more() -> None:
+    adapters = make()
+    held(adapters, ONE, TWO)
+    adapters.want(THREE)
+    assert adapters.waits_for_room(THREE.digest) and not adapters.waits_for_room(ONE.digest)
+    assert adapters.order(1, {ONE.digest, TWO.digest}) is None and adapters.waits_for_room(THREE.digest)
+    assert adapters.holds(ONE.digest) and adapters.holds(TWO.digest)
+    adapters.order(1, {TWO.digest})
+    assert not adapters.waits_for_room(THREE.digest), "it is on its way"
+
+
 def test_no_more_than_max_loras_run() -> None:
     adapters = make(max_loras=1)
     held(adapters, ONE, TWO)

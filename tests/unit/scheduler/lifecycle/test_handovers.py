@@ -94,6 +94,58 @@ def test_prompts_are_computed_by_one_worker_and_go_on_at_another() -> None:
     w.settle()
 
 
+def test_a_prompt_that_another_has_brought_goes_on_elsewhere_without_being_computed() -> None:
+    """It waits for the same blocks, and never has a row at the worker for prefills."""
+    w = world(WorkerRole.PREFILL, WorkerRole.DECODE)
+    for name in ("first", "second"):
+        w.add(name, PROMPT, max_tokens=12)
+        assert w.scheduler.requests[name].sequences[0].worker == "w0"
+    for _ in range(60):
+        if not w.scheduler.requests:
+            break
+        step(w)
+    w.assert_outputs("first", "second")
+    assert scheduled(w, 1) == len(PROMPT) // SIZE * SIZE, "once"
+    assert w.scheduler.handovers.num_handed_over == 2
+    w.settle()
+
+
+@pytest.mark.parametrize(
+    ("length", "is_apart"), [(4 * SIZE, False), (4 * SIZE + 1, True), (5 * SIZE, True), (3 * SIZE + 7, False)]
+)
+def test_a_prompt_goes_to_a_worker_for_prefills_from_four_full_blocks_on(length: int, is_apart: bool) -> None:
+    """Behind them there is a token more, from which the next one is sampled elsewhere."""
+    w = world(WorkerRole.PREFILL, WorkerRole.DECODE)
+    w.add("r", PROMPT[:length], max_tokens=4)
+    assert w.scheduler.requests["r"].sequences[0].worker == ("w0" if is_apart else "w1")
+    while w.scheduler.requests:
+        step(w)
+    w.assert_outputs("r")
+
+
+@pytest.mark.parametrize(
+    ("here", "there"), [(b"", SPACES[SIZE]), (SPACES[SIZE], b""), (SPACES[SIZE], SPACES[16]), (b"", b"")]
+)
+def test_a_prompt_is_computed_where_it_goes_on_unless_its_blocks_can_be_moved_there(here: bytes, there: bytes) -> None:
+    w = world()
+    w.join("w0", capacity(block_space=here, role=WorkerRole.PREFILL))
+    w.join("w1", capacity(block_space=there, role=WorkerRole.DECODE))
+    w.add("r", PROMPT, max_tokens=4)
+    assert w.scheduler.requests["r"].sequences[0].worker == "w1"
+    w.run()
+    w.assert_outputs("r")
+
+
+def test_where_all_are_for_prefills_one_does_everything() -> None:
+    w = world(WorkerRole.PREFILL, WorkerRole.PREFILL)
+    w.add("r", PROMPT, max_tokens=4)
+    assert not any(replica.prefills for replica in w.scheduler.replicas.values())
+    while w.scheduler.requests:
+        step(w)
+    w.assert_outputs("r")
+    assert w.scheduler.handovers.num_handed_over == 0
+
+
 @pytest.mark.parametrize("victim", ["w0", "w1"])
 def test_the_other_does_the_work_of_one_that_dies(victim: str) -> None:
     w = world(WorkerRole.PREFILL, WorkerRole.DECODE)

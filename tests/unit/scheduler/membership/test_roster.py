@@ -8,7 +8,18 @@ import msgspec
 import pytest
 
 from services.scheduler.membership.roster import CAN_BE_NONE, MAX_REASON, PLAUSIBLE, Membership, implausible
-from shared.messages import DraftCapacity, Heartbeat, Hello, Member, ServiceName
+from shared.messages import (
+    DraftCapacity,
+    DropBlocks,
+    FetchBlocks,
+    Heartbeat,
+    Hello,
+    LookUpBlocks,
+    Member,
+    OfferBlocks,
+    ServiceName,
+    StoreCapacity,
+)
 from tests.unit.scheduler.membership.test_deployment import CAPACITY, MINE, gateway, refusal, troupe_of, worker
 
 
@@ -80,3 +91,17 @@ def test_where_members_are() -> None:
     assert troupe.addresses(ServiceName.WORKER) == ["memory://w", "memory://v"]
     assert troupe.addresses(ServiceName.DRAFT) == []
     assert troupe.fingerprints(is_alive=False) == [MINE], "each once"
+
+
+def test_an_order_is_told_where_its_store_is_and_is_not_sent_once_that_has_left() -> None:
+    store = Hello(ServiceName.STORE, "s", "at-s", 1, "s", store=StoreCapacity("unix:/run/s.blocks", b"secret", 9))
+    troupe = troupe_of(gateway("g"), worker("w"), store)
+    offer, fetch = OfferBlocks(1, 1, 0, "s", [], [], []), FetchBlocks(1, 2, 0, "s", [], [], [])
+    for order in (offer, fetch):
+        told = msgspec.structs.replace(order, address="unix:/run/s.blocks", secret=b"secret")
+        assert troupe.with_store(order) == told
+        assert troupe.with_store(msgspec.structs.replace(order, store="w")) is None, "it has no data link"
+    for to_store in (DropBlocks("s"), LookUpBlocks("s", [])):
+        assert troupe.with_store(to_store) is to_store, "it goes to the store, which knows where it is"
+    troupe.leave("s", 1)
+    assert [troupe.with_store(order) for order in (offer, fetch, DropBlocks("s"))] == [None] * 3
