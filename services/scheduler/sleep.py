@@ -124,13 +124,11 @@ class ModelSleep:
         held.message = msgspec.structs.replace(held.message, header=header)
         return True
 
-    def abort(self, request_id: str, gateway: str) -> bool:
-        """Forget a held request; False where none is held, or it is another gateway's by now."""
+    def abort(self, request_id: str, gateway: str) -> None:
+        """Forget a held request, unless it is another gateway's by now."""
         held = self._held.get(request_id)
-        if held is None or gateway not in ("", held.message.header.gateway):
-            return False
-        del self._held[request_id]
-        return True
+        if held is not None and gateway in ("", held.message.header.gateway):
+            del self._held[request_id]
 
     def abort_gateway(self, address: str) -> None:
         self._held = {name: one for name, one in self._held.items() if one.message.header.gateway != address}

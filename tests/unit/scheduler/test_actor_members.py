@@ -7,6 +7,7 @@ import pytest
 
 from services.scheduler.state.sequence import MAX_DEATHS_TAKEN_BACK, MAX_WORKER_DEATHS
 from shared.messages import (
+    AbortRequest,
     Adapter,
     AdapterLoaded,
     AdaptersHeld,
@@ -232,3 +233,42 @@ def test_gateways_hear_of_an_adapter_before_its_load_is_answered(shell: Shell) -
     assert answer == AdapterLoaded("u", one)
     (order,) = shell.taken(HoldAdapters, "at-w")
     assert order.adapters == []
+
+
+def test_while_a_request_is_alive_no_worker_comes_that_computes_otherwise(shell: Shell) -> None:
+    shell.hear(Goodbye(ServiceName.WORKER, "w", 1))
+    mine, other = Fingerprint(config="mine"), Fingerprint(config="other")
+    shell.hear(shell.hello("w2", fingerprint=mine))
+    shell.ask()
+    shell.hear(Goodbye(ServiceName.WORKER, "w2", 1))
+    assert shell.taken(Roster, "at-g")[-1].fingerprints == [mine]
+    shell.hear(shell.hello("w3", fingerprint=other))
+    (refused,) = shell.taken(Refused, "at-w3")
+    assert "its config is 'other'" in refused.reason and not shell.actor.core.replicas
+    shell.hear(AbortRequest("r", gateway="at-g"))
+    shell.hear(shell.hello("w3", fingerprint=other))
+    assert not shell.taken(Refused) and list(shell.actor.core.replicas) == ["w3"]
+
+
+def test_a_worker_that_has_begun_streams_of_its_own_stays_where_a_gateway_has_earlier_ones(shell: Shell) -> None:
+    mine, earlier = Fingerprint(config="mine"), Fingerprint(config="earlier")
+    shell.hear(Goodbye(ServiceName.WORKER, "w", 1))
+    shell.hear(shell.hello("w2", fingerprint=mine))
+    shell.workers["w2"] = FakeWorker(capacity())
+    shell.hear(shell.hello("g2", alive=[earlier]))
+    assert not shell.actor.core.replicas and shell.taken(Refused, "at-w2")
+    shell.hear(Goodbye(ServiceName.GATEWAY, "g2", 1))
+    shell.hear(shell.hello("w3", fingerprint=mine))
+    shell.workers["w3"] = FakeWorker(capacity())
+    shell.ask()
+    shell.work("w3")
+    shell.hear(shell.hello("g3", alive=[earlier]))
+    assert list(shell.actor.core.replicas) == ["w3"] and not shell.taken(Refused)
+
+
+def test_a_gateway_brings_the_adapters_that_it_knows_from_an_earlier_life(shell: Shell) -> None:
+    one, two = Adapter("one", "d" * 16, "/one"), Adapter("two", "e" * 16, "/two")
+    shell.hear(shell.hello("g2", adapters=[two, one]))
+    assert shell.taken(Roster, "at-g2")[-1].adapters == [one, two]
+    shell.hear(shell.hello("g3", adapters=[Adapter("one", "other", "/other")]))
+    assert shell.taken(Roster, "at-g3")[-1].adapters == [one, two], "what is known stays"

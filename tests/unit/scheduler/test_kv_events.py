@@ -199,6 +199,16 @@ def test_a_publisher_that_is_closed_gives_its_endpoints_back() -> None:
     second.close()
 
 
+def test_one_endpoint_that_cannot_be_bound_leaves_the_other_free() -> None:
+    taken = EventPublisher(f"ipc://@pageant-taken-{os.getpid()}", "", "kv", num_kept=1)
+    free = f"ipc://@pageant-free-{os.getpid()}"
+    with pytest.raises(ConfigError) as refused:
+        EventPublisher(free, taken.endpoint, "kv", num_kept=1)
+    EventPublisher(free, "", "kv", num_kept=1).close()
+    assert refused.tb is not None, "until here it keeps what was made"
+    taken.close()
+
+
 def vllm_events(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """vLLM's own module of events; of a source tree it is loaded alone, beside stand-ins for what it imports."""
     if not VLLM:

@@ -12,6 +12,7 @@ from services.scheduler.recording.replay import replay
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.adapters import ReplicaAdapters
 from services.scheduler.state.policy import Policy
+from shared.errors import RejectCode
 from shared.messages import (
     Adapter,
     AdapterFailure,
@@ -177,3 +178,62 @@ def test_a_recording_replays_them(tmp_path: Path) -> None:
     replayed = replay(memory.file)
     assert replayed.difference is None
     assert (replayed.num_plans, replayed.num_requests) == (1, 1)
+
+
+def test_a_load_is_read_by_one_worker_and_by_another_where_that_is_lost() -> None:
+    core = Scheduler(Policy())
+    for index in range(2):
+        core.add_worker(f"w{index}", 5 + index, able())
+    core.adapters.load(LoadAdapter("l", "g", "one", "/one"))
+    assert core.adapters.has_orders
+    ((first, order),) = core.adapters.take_orders()
+    assert [adapter.path for adapter in order.adapters] == ["/one"]
+    assert not core.adapters.has_orders and core.adapters.take_orders() == [], "it is under way"
+    core.adapters.load(LoadAdapter("other", "g", "two", "/two"))
+    ((where, _),) = core.adapters.take_orders()
+    core.adapters.held(AdaptersHeld(core.replicas[where].epoch, order.order, [ONE]))
+    assert [answer.adapter for _, answer in core.adapters.take_answers()] == [ONE]
+    assert core.adapters.take_orders() == [], "it stays there, though another worker holds fewer now"
+    core.adapters.load(LoadAdapter("l", "g", "one", "/one"))
+    ((first, order),) = core.adapters.take_orders()
+    assert first != where, "the next load goes to that one"
+    core.lose_worker(where)
+    assert [order for name, order in core.adapters.take_orders() if name == first]
+    core.lose_worker(first)
+    core.add_worker("last", 9, able(num_held=4))
+    ((second, order),) = core.adapters.take_orders()
+    assert second == "last" and {adapter.path for adapter in order.adapters} == {"/one", "/two"}
+    core.adapters.held(AdaptersHeld(core.replicas[second].epoch, order.order, [ONE, TWO]))
+    assert {answer.adapter for _, answer in core.adapters.take_answers()} == {ONE, TWO}
+    core.lose_worker(second)
+    assert not core.adapters.has_orders, "it is over"
+
+
+def test_what_cannot_be_loaded_or_unloaded_is_refused_in_words() -> None:
+    core = Scheduler(Policy())
+    core.adapters.load(LoadAdapter("none", "g", "one", "/one"))
+    core.adapters.unload(UnloadAdapter("unknown", "g", "one"))
+    core.add_worker("w", 5, able(max_loras=0))
+    core.adapters.load(LoadAdapter("unable", "g", "one", "/one"))
+    found = [(one.request_id, one.code, one.field) for _, one in core.outbound.take_rejections()]
+    assert found == [
+        ("none", RejectCode.UNAVAILABLE, ""),
+        ("unknown", RejectCode.NOT_FOUND, "lora_name"),
+        ("unable", RejectCode.INVALID_ARGUMENT, "model"),
+    ]
+    core.add_worker("able", 6, able())
+    core.adapters.load(LoadAdapter("able", "g", "one", "/one"))
+    assert not core.outbound.take_rejections() and core.adapters.take_orders()[0][0] == "able"
+
+
+def test_a_name_that_gets_another_content_gives_the_earlier_one_up() -> None:
+    core = Scheduler(Policy())
+    core.add_worker("w", 5, able())
+    version = core.adapters.version
+    for number, content in enumerate((ONE, Adapter("one", digest="new", path="/one"))):
+        core.adapters.load(LoadAdapter(f"l{number}", "g", "one", "/one"))
+        ((_, order),) = core.adapters.take_orders()
+        core.adapters.held(AdaptersHeld(5, order.order, [*order.adapters[:-1], content]))
+        assert core.adapters.known == {"one": content} and core.adapters.version == version + number + 1
+    ((_, order),) = core.adapters.take_orders()
+    assert [adapter.digest for adapter in order.adapters] == ["new"]

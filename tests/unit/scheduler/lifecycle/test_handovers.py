@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from services.scheduler.lifecycle.handovers import MAX_AT_ONCE
 from services.scheduler.state.policy import Policy
 from shared.messages import Leaving, MayLeave, ServeBlocks, StoreCapacity, WorkerRole
 from tests.unit.scheduler.fake_worker import capacity
@@ -71,6 +72,55 @@ def test_a_worker_that_leaves_goes_once_its_requests_are_elsewhere() -> None:
     assert len(again) == 3 and max(again) <= SIZE + 16
     w.settle()
     w.assert_outputs("r", "s")
+
+
+def test_some_requests_at_a_time_are_on_their_way_from_a_worker_that_leaves() -> None:
+    w = world()
+    w.join("w0", capacity(200, block_space=SPACES[SIZE]))
+    for index in range(MAX_AT_ONCE + 3):
+        w.add(f"r{index}", [index, *PROMPT[:40]], max_tokens=60)
+    for _ in range(30):
+        step(w)
+    assert len(w.scheduler.replicas["w0"].running) == MAX_AT_ONCE + 3
+    w.join("w1", capacity(200, block_space=SPACES[SIZE]))
+    w.leave("w0")
+    target = w.scheduler.replicas["w1"].moves
+    for _ in range(3):
+        w.plan("w1")
+        assert len(target.open) == MAX_AT_ONCE, "the others wait for these"
+    while "w0" in w.workers:
+        step(w)
+    assert w.scheduler.handovers.num_handed_over == MAX_AT_ONCE + 3
+    w.settle()
+    w.assert_outputs()
+
+
+def test_without_names_for_blocks_requests_go_over_at_once_and_are_computed_again() -> None:
+    w = MovingWorld(Policy(max_num_batched_tokens=64, enable_prefix_caching=False), workers=0)
+    w.join("w0", capacity(block_space=SPACES[SIZE]))
+    w.add("r", PROMPT, max_tokens=20)
+    for _ in range(5):
+        step(w)
+    w.join("w1", capacity(block_space=SPACES[SIZE]))
+    w.leave("w0")
+    for _ in range(4):
+        step(w)
+    assert list(w.workers) == ["w1"] and w.scheduler.moves.num_fetched_blocks == 0
+    w.settle()
+    w.assert_outputs("r")
+
+
+def test_siblings_go_over_together_once_their_prompt_is_computed() -> None:
+    w = world(WorkerRole.PREFILL, WorkerRole.DECODE)
+    w.add("r", PROMPT, max_tokens=12, n=2)
+    for _ in range(60):
+        if not w.scheduler.requests:
+            break
+        step(w)
+    w.assert_outputs("r")
+    assert w.scheduler.handovers.num_handed_over == 2
+    assert scheduled(w, 1) == len(PROMPT) // SIZE * SIZE, "once"
+    w.settle()
 
 
 def test_a_worker_without_a_successor_may_leave_at_once() -> None:

@@ -12,6 +12,7 @@ import pytest
 from services.scheduler.blocks.block_pool import BlockPool
 from services.scheduler.blocks.clock import Clock
 from services.scheduler.blocks.stores import StoreIndex
+from services.scheduler.state import moves
 from services.scheduler.state.moves import REST_SECONDS, SLOW, ReplicaMoves
 from services.scheduler.state.peers import Peer, Peers
 from services.scheduler.state.policy import Policy
@@ -100,7 +101,8 @@ def test_a_store_that_takes_longer_than_computing_or_says_nothing_is_slow(is_lat
         assert place.moves.expire() == 1
     else:
         place.finish(0, reason=SLOW)
-    assert place.stores.seconds_for("s", 1, place.clock.now) >= deadline - 70.0, "not a byte came in that time"
+    seconds = deadline - 70.0
+    assert seconds <= place.stores.seconds_for("s", 1, place.clock.now) <= 8 * seconds, "not a byte came in that time"
     assert not place.pool.num_held
 
 
@@ -213,3 +215,17 @@ def test_a_fetch_to_be_verified_leaves_its_last_block_to_be_computed_and_compare
     assert (check.names, check.is_check, check.store) == ([NAMES[5]], True, "s")
     place.moves.moved(BlocksMoved(5, check.move_id, 0, reason="different"))
     assert place.moves.sources == {"s"} and not place.moves.takers
+
+
+def test_of_blocks_without_end_that_are_to_be_compared_the_newest_are_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(moves, "MAX_CHECKED", 1)
+    place = Place(verify_fetches=1)
+    for first in (0, 3):
+        assert place.moves.awaits(NAMES[first : first + 3], [], 1)
+        place.finish(2)
+    for name, block in zip((NAMES[2], NAMES[5]), place.pool.allocate(2), strict=True):
+        place.pool.register(block, name, place.pool.generations[block])
+    offer = place.moves.next_offer(3)
+    assert offer is not None and (offer.names, offer.is_check) == ([NAMES[5]], True)
