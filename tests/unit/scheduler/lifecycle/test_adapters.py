@@ -109,10 +109,9 @@ def test_what_was_given_up_goes_with_the_next_order_unless_it_is_wanted_again() 
     adapters.give_up(ONE.digest)
     adapters.give_up(TWO.digest)
     adapters.want(ONE)
-    assert adapters.has_orders
-    order = adapters.order(1, set())
+    before, order, after = adapters.has_orders, adapters.order(1, set()), adapters.has_orders
     assert order is not None and order.adapters == [ONE]
-    assert adapters.order(1, set()) is None and not adapters.has_orders
+    assert (before, after) == (True, False) and adapters.order(1, set()) is None
     adapters.give_up(ONE.digest)
     assert adapters.order(1, {ONE.digest}) is None, "a sequence has it"
     order = adapters.order(1, set())
@@ -185,10 +184,9 @@ def test_a_load_is_read_by_one_worker_and_by_another_where_that_is_lost() -> Non
     for index in range(2):
         core.add_worker(f"w{index}", 5 + index, able())
     core.adapters.load(LoadAdapter("l", "g", "one", "/one"))
-    assert core.adapters.has_orders
-    ((first, order),) = core.adapters.take_orders()
+    before, ((_, order),), after = core.adapters.has_orders, core.adapters.take_orders(), core.adapters.has_orders
     assert [adapter.path for adapter in order.adapters] == ["/one"]
-    assert not core.adapters.has_orders and core.adapters.take_orders() == [], "it is under way"
+    assert (before, after) == (True, False) and core.adapters.take_orders() == [], "it is under way"
     core.adapters.load(LoadAdapter("other", "g", "two", "/two"))
     ((where, _),) = core.adapters.take_orders()
     core.adapters.held(AdaptersHeld(core.replicas[where].epoch, order.order, [ONE]))
