@@ -19,7 +19,6 @@ import httpx2
 from scripts.bench.chaos.faults import Fault, FaultStage
 from scripts.bench.common.deployment import signal_all
 from scripts.bench.common.proc import tree
-from services.cli.addresses import free_port
 from services.cli.processes import METRICS_PORTS, PLACES, Starter, start_fork_servers
 from services.cli.supervisor import KILL_AFTER, ChildProcess, Role, Supervisor
 from shared.config import Settings

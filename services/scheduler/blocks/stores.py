@@ -77,6 +77,9 @@ class StoreIndex:
         self._num_fetches += 1
         return self._verify_fetches > 0 and self._num_fetches % self._verify_fetches == 1 % self._verify_fetches
 
+    def num_of(self, store: str) -> int:
+        return len(self._keys.get(store, ()))
+
     def holds(self, space: bytes, name: bytes) -> bool:
         """Whether any store has it."""
         key = space + name

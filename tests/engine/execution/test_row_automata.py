@@ -274,7 +274,7 @@ def test_rows_without_a_grammar_have_none_and_start_no_thread() -> None:
 
 def test_a_row_has_nothing_of_the_sequence_that_it_had_before(automata: RowAutomata) -> None:
     free = threading.Event()
-    automata._building().submit(free.wait, 20)
+    automata._building.submit(free.wait, 20)
     waiting: list[Held | None] = []
     ends: list[Callable[[], None]] = [
         lambda: automata.admit(sequence(0, None)), lambda: automata.release([0]), automata.reset
@@ -348,7 +348,7 @@ def test_a_budget_of_reasoning_needs_no_vocabulary_and_no_thread() -> None:
 def test_small_machines_follow_one_automaton_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     def threads(cores: int | None) -> int:
         monkeypatch.setattr(os, "cpu_count", lambda: cores)
-        return RowAutomata(load)._following()._max_workers
+        return RowAutomata(load)._following._max_workers
 
     assert threads(None) == threads(1) == threads(7) == 1 < threads(64) < 16
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
+from itertools import chain
 
 import numpy as np
 
@@ -50,14 +51,16 @@ def capacity(
     num_snapshots: int | None = None,
     block_space: bytes = b"",
     role: WorkerRole = WorkerRole.BOTH,
+    max_head_drafts: int = 0,
 ) -> WorkerCapacity:
     """`sliding`: windows and numbers of blocks; `num_snapshots`: of states, None where none are kept; `block_space`:
-    where blocks move."""
+    where blocks move; `max_head_drafts`: of a draft head, 0 where there is none."""
     pools = [SlidingPool(*one) for one in sliding]
     return WorkerCapacity(
         num_blocks, block_size, max_num_seqs, max_model_len, VOCAB, "fake", "float32", "cpu", sliding=pools,
         keeps_states=num_snapshots is not None, num_snapshots=num_snapshots or 0,
         block_space=block_space, block_bytes=BLOCK_BYTES if block_space else 0, role=role,
+        max_head_drafts=max_head_drafts,
     )  # fmt: skip
 
 
@@ -66,6 +69,8 @@ class Row:
         self.tokens = unpack_tokens(sequence.token_ids)
         self.seed = sequence.seed
         self.adapter = sequence.adapter
+        self.limit = sequence.num_prompt_tokens + (sequence.params.max_tokens or 1)  # tokens
+        self.may_speculate = sequence.params.speculate
         self.tables: list[dict[int, int]] = [{} for _ in range(num_pools)]  # blocks by place
         self.ends = [0] * num_pools
         self.firsts = [0] * num_pools
@@ -259,8 +264,26 @@ class FakeWorker:
         if self.states is not None:
             for row, tokens, part, some in zip(plan.rows, before, columns, sampled, strict=True):
                 self._pass_state(self.states, row, tokens, part[1:], len(some))
-        tokens = [token for some in sampled for token in some]
-        return StepResult(plan.epoch, plan.step_id, [len(some) for some in sampled], tokens)
+        drafted = self._draft(plan, rows, sampled)
+        counts, num_drafts = [len(some) for some in sampled], [len(some) for some in drafted]
+        tokens, drafts = list(chain.from_iterable(sampled)), list(chain.from_iterable(drafted))
+        return StepResult(plan.epoch, plan.step_id, counts, tokens, num_head_drafts=num_drafts, head_draft_ids=drafts)
+
+    def _draft(self, plan: StepPlan, rows: list[Row], sampled: list[list[int]]) -> list[list[int]]:
+        """What the draft head guesses behind each part that is sampled; three tokens of four are right."""
+        drafted: list[list[int]] = []
+        assert len(plan.num_wanted_drafts) in (0, len(rows))
+        for row, some, count in zip(rows, sampled, plan.num_wanted_drafts, strict=False):
+            assert 0 <= count <= self.capacity.max_head_drafts, "more drafts than the head makes"
+            assert not count or (some and row.may_speculate), "drafts behind nothing, or that nobody may verify"
+            first = len(row.tokens) - len(some) + 1  # with the first of them, whatever else was accepted
+            assert not count or first + count < row.limit, "drafts of tokens that cannot come"
+            guess: list[int] = []
+            while len(guess) < count:
+                right = next_token(row.tokens + guess, row.seed, row.adapter)
+                guess.append(right if (right + len(row.tokens)) % 4 else (right + 1) % VOCAB)
+            drafted.append(guess)
+        return drafted
 
     def _pass_state(
         self, states: RowStates, row: int, tokens: list[int], part: tuple[int, int, list[int]], num_sampled: int

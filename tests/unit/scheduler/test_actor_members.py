@@ -7,9 +7,15 @@ import pytest
 
 from services.scheduler.state.sequence import MAX_DEATHS_TAKEN_BACK, MAX_WORKER_DEATHS
 from shared.messages import (
+    AbortRequest,
+    Adapter,
+    AdapterLoaded,
+    AdaptersHeld,
     Fingerprint,
     Goodbye,
     Heartbeat,
+    HoldAdapters,
+    LoadAdapter,
     PeerGone,
     Refused,
     RequestRejected,
@@ -17,6 +23,7 @@ from shared.messages import (
     ServiceName,
     Tick,
     TokenBatch,
+    UnloadAdapter,
 )
 from tests.unit.scheduler.fake_worker import FakeWorker, capacity
 from tests.unit.scheduler.shell import SERVICES, Shell
@@ -205,3 +212,63 @@ def test_a_request_that_silences_worker_after_worker_is_found_out(shell: Shell) 
         num_silent += 1
         assert num_silent < 20
     assert num_silent == MAX_DEATHS_TAKEN_BACK + MAX_WORKER_DEATHS + 1
+
+
+def test_gateways_hear_of_an_adapter_before_its_load_is_answered(shell: Shell) -> None:
+    shell.hear(shell.hello("w", 2, worker=msgspec.structs.replace(capacity(), max_loras=2, num_held_loras=2)))
+    version = shell.taken(Roster, "at-g")[-1].version
+    shell.hear(LoadAdapter("l", "at-g", "one", "/one"))
+    (order,) = shell.taken(HoldAdapters, "at-w")
+    assert [adapter.path for adapter in order.adapters] == ["/one"]
+    shell.sent.clear()
+    one = Adapter("one", "d" * 16, "/one")
+    shell.hear(AdaptersHeld(order.epoch, order.order, [one]))
+    roster, answer = (message for where, message in shell.sent if where == "at-g")
+    assert isinstance(roster, Roster) and roster.adapters == [one] and roster.version > version
+    assert answer == AdapterLoaded("l", one)
+    shell.sent.clear()
+    shell.hear(UnloadAdapter("u", "at-g", "one"))
+    forgotten, answer = (message for where, message in shell.sent if where == "at-g")
+    assert isinstance(forgotten, Roster) and forgotten.adapters == [] and forgotten.version > roster.version
+    assert answer == AdapterLoaded("u", one)
+    (order,) = shell.taken(HoldAdapters, "at-w")
+    assert order.adapters == []
+
+
+def test_while_a_request_is_alive_no_worker_comes_that_computes_otherwise(shell: Shell) -> None:
+    shell.hear(Goodbye(ServiceName.WORKER, "w", 1))
+    mine, other = Fingerprint(config="mine"), Fingerprint(config="other")
+    shell.hear(shell.hello("w2", fingerprint=mine))
+    shell.ask()
+    shell.hear(Goodbye(ServiceName.WORKER, "w2", 1))
+    assert shell.taken(Roster, "at-g")[-1].fingerprints == [mine]
+    shell.hear(shell.hello("w3", fingerprint=other))
+    (refused,) = shell.taken(Refused, "at-w3")
+    assert "its config is 'other'" in refused.reason and not shell.actor.core.replicas
+    shell.hear(AbortRequest("r", gateway="at-g"))
+    shell.hear(shell.hello("w3", fingerprint=other))
+    assert not shell.taken(Refused) and list(shell.actor.core.replicas) == ["w3"]
+
+
+def test_a_worker_that_has_begun_streams_of_its_own_stays_where_a_gateway_has_earlier_ones(shell: Shell) -> None:
+    mine, earlier = Fingerprint(config="mine"), Fingerprint(config="earlier")
+    shell.hear(Goodbye(ServiceName.WORKER, "w", 1))
+    shell.hear(shell.hello("w2", fingerprint=mine))
+    shell.workers["w2"] = FakeWorker(capacity())
+    shell.hear(shell.hello("g2", alive=[earlier]))
+    assert not shell.actor.core.replicas and shell.taken(Refused, "at-w2")
+    shell.hear(Goodbye(ServiceName.GATEWAY, "g2", 1))
+    shell.hear(shell.hello("w3", fingerprint=mine))
+    shell.workers["w3"] = FakeWorker(capacity())
+    shell.ask()
+    shell.work("w3")
+    shell.hear(shell.hello("g3", alive=[earlier]))
+    assert list(shell.actor.core.replicas) == ["w3"] and not shell.taken(Refused)
+
+
+def test_a_gateway_brings_the_adapters_that_it_knows_from_an_earlier_life(shell: Shell) -> None:
+    one, two = Adapter("one", "d" * 16, "/one"), Adapter("two", "e" * 16, "/two")
+    shell.hear(shell.hello("g2", adapters=[two, one]))
+    assert shell.taken(Roster, "at-g2")[-1].adapters == [one, two]
+    shell.hear(shell.hello("g3", adapters=[Adapter("one", "other", "/other")]))
+    assert shell.taken(Roster, "at-g3")[-1].adapters == [one, two], "what is known stays"

@@ -23,6 +23,7 @@ from services.scheduler.publishing.payloads import Form, encode_events, number_o
 from services.scheduler.publishing.publisher import END, EventPublisher
 from services.scheduler.state.policy import Policy
 from services.scheduler.state.sequence import Sequence
+from shared.errors import ConfigError
 from tests.unit.scheduler.fake_worker import capacity
 from tests.unit.scheduler.moving_storm import MovingStorm
 from tests.unit.scheduler.world import World
@@ -168,6 +169,44 @@ def test_a_subscriber_gets_events_in_order_and_those_that_it_missed(publisher: E
     while len(replayed := asked(publisher, 0)) < 5 or replayed[-1][1] < sent - 1:
         pass
     assert [number for _, number, _ in replayed] == list(range(sent - 5, sent)), "the last ones are kept"
+
+
+def test_a_subscriber_that_does_not_read_for_a_while_misses_nothing() -> None:
+    """Far more wait for it than sockets keep unless they are told to, and than the kernel's buffers take."""
+    publisher = EventPublisher(f"ipc://@pageant-{os.getpid()}", "", "kv", num_kept=1)
+    with zmq.Context() as context, context.socket(zmq.SUB) as socket:
+        socket.linger, socket.rcvtimeo, socket.rcvhwm = 0, 10_000, 1
+        socket.subscribe("kv")
+        socket.connect(publisher.endpoint)
+        while not socket.poll(5):
+            publisher.publish(b"is anybody there")
+        for number in range(4000):
+            publisher.publish(b"%4000d" % number)
+        payloads = iter(lambda: socket.recv_multipart()[2], b"%4000d" % 3999)
+        late = [int(payload) for payload in payloads if len(payload) == 4000]
+    publisher.close()
+    assert late == list(range(3999))
+
+
+def test_a_publisher_that_is_closed_gives_its_endpoints_back() -> None:
+    first = EventPublisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", "kv", num_kept=5)
+    first.publish(b"event")
+    first.close()
+    second = EventPublisher(first.endpoint, first.replay_endpoint, "kv", num_kept=5)
+    assert asked(second, 0) == [], "it numbers anew"
+    with pytest.raises(ConfigError, match=f"kv_events_replay {second.replay_endpoint} cannot be bound"):
+        EventPublisher("tcp://127.0.0.1:*", second.replay_endpoint, "kv", num_kept=5)
+    second.close()
+
+
+def test_one_endpoint_that_cannot_be_bound_leaves_the_other_free() -> None:
+    taken = EventPublisher(f"ipc://@pageant-taken-{os.getpid()}", "", "kv", num_kept=1)
+    free = f"ipc://@pageant-free-{os.getpid()}"
+    with pytest.raises(ConfigError) as refused:
+        EventPublisher(free, taken.endpoint, "kv", num_kept=1)
+    EventPublisher(free, "", "kv", num_kept=1).close()
+    assert refused.tb is not None, "until here it keeps what was made"
+    taken.close()
 
 
 def vllm_events(monkeypatch: pytest.MonkeyPatch) -> ModuleType:

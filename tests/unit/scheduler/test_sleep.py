@@ -113,3 +113,18 @@ def test_a_model_that_cannot_be_loaded_refuses_what_waits(shell: Shell, tmp_path
     shell.hear(Tick())
     (refused,) = shell.taken(RequestRejected, "at-g")
     assert refused.code is RejectCode.UNAVAILABLE and not shell.taken(Roster, "at-g")[-1].is_asleep
+
+
+def test_of_a_model_that_sleeps_from_the_start_no_length_is_known(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The last worker was that of an earlier life of the scheduler; a roster says 0."""
+    mark_asleep(tmp_path, asleep=True)
+    shell = Shell(monkeypatch, activity_dir=str(tmp_path))
+    shell.hear(shell.hello("g"))
+    roster = shell.taken(Roster, "at-g")[-1]
+    assert roster.is_asleep and (roster.model, roster.max_model_len, roster.max_input_length) == (None, 0, 0)
+    shell.join("w")
+    shell.hear(Goodbye(ServiceName.WORKER, "w", 1))
+    roster = shell.taken(Roster, "at-g")[-1]
+    assert roster.model is not None and (roster.max_model_len, roster.max_input_length) == (128, 127)

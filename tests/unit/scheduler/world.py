@@ -113,6 +113,7 @@ class World:
         if plan is not None:
             self.plans[name].append(plan)
             self.trace.append(plan)
+            assert sum(plan.num_scheduled_tokens) <= self.scheduler.policy.max_num_batched_tokens, "beyond the budget"
             self.check_background(name)
         self.after()
         return plan

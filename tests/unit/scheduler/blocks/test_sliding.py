@@ -152,6 +152,21 @@ def test_siblings_that_start_late_do_not_share_a_window_that_moved_on() -> None:
     world.assert_idle()
 
 
+@pytest.mark.parametrize(("length", "window"), [(22, 5), (23, 6), (30, 16), (20, 40)])
+def test_siblings_begin_on_the_prompt_of_the_first_as_long_as_it_has_their_windows(length: int, window: int) -> None:
+    """One token is computed for each, also where the window begins exactly with a block."""
+    world = World(Policy(max_num_batched_tokens=64), sliding=((window, 30),))
+    world.add("r", [place % 50 for place in range(length)], n=3, max_tokens=4)
+    world.plan("w0")
+    plan = world.plan("w0")
+    assert plan is not None
+    assert plan.num_computed_tokens == [length, length - 1, length - 1] and plan.num_scheduled_tokens == [1, 1, 1]
+    assert world.scheduler.counters.num_block_copies == 2
+    world.run()
+    world.assert_outputs()
+    world.assert_idle()
+
+
 @pytest.mark.parametrize("num_blocks", [16, 60])
 def test_beams_share_and_copy_in_each_pool(num_blocks: int) -> None:
     """Without, and with preemptions in between."""

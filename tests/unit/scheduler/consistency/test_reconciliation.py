@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from services.scheduler.consistency import self_check
 from services.scheduler.consistency.results import StepLost
 from services.scheduler.state.policy import Policy
 from services.scheduler.telemetry.journal import Alarm
@@ -74,6 +75,23 @@ def test_a_block_is_not_found_by_the_hash_of_others_contents() -> None:
     world.scheduler.check_ledgers()
     assert pool.hashes[block] is None and pool.lookup([b"others"]) == []
     assert [alarm.fields["num_misnamed_blocks"] for alarm in alarms(world)] == [1]
+
+
+@pytest.mark.parametrize("at_once", [1, 4096])
+def test_the_names_of_all_sequences_are_looked_at_in_turn(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of few blocks at each check, or of all."""
+    monkeypatch.setattr(self_check, "WINDOW", at_once)
+    world = running(3)
+    replica = world.scheduler.replicas["w0"]
+    blocks = [sequence.block_ids[-1] for sequence in replica.running]
+    for index, block in enumerate(blocks):
+        replica.pool._by_hash[b"others%d" % index] = block
+        replica.pool.hashes[block] = b"others%d" % index
+    num_wrong = []
+    for _ in blocks:
+        world.scheduler.check_ledgers()
+        num_wrong.append(sum(replica.pool.hashes[block] is not None for block in blocks))
+    assert num_wrong == ([2, 1, 0] if at_once == 1 else [0, 0, 0])
 
 
 def test_a_row_that_the_worker_was_not_told_to_release() -> None:

@@ -50,6 +50,8 @@ GOOD = [
     result([1, 0, 0], [5], refused={1: "no"}),
     result([1, 0, 1], [5, 6], prompt_logprobs={0: [ENTRY], 2: []}, embeddings={0: b"", 2: b""}),
     result([0, 0, 1], [5], refused_rows=[RefusedRow(0, Refusal.NOT_IN_STEP)]),
+    result([1, 0, 1], [5, 6], num_head_drafts=[2, 0, 1], head_draft_ids=[0, VOCAB - 1, 7]),
+    result([1, 0, 1], [5, 6], num_head_drafts=[0, 0, 0]),
 ]
 BAD = {
     "not what the plan asked for": [
@@ -65,6 +67,16 @@ BAD = {
     "an embedding": [result([1, 0, 1], [5, 6], embeddings={entry: b""}) for entry in (-1, 1, 3)],
     "refused entry": [
         result([1, 0, 1], [5, 6], refused_rows=[RefusedRow(entry, Refusal.NOT_IN_STEP)]) for entry in (-1, 3)
+    ],
+    "drafts of a head": [
+        result([1, 0, 1], [5, 6], head_draft_ids=[7]),
+        *(
+            result([1, 0, 1], [5, 6], num_head_drafts=counts, head_draft_ids=[7, 8])
+            for counts in ([2, 0], [2, 0, 0, 0], [1, 0, 0], [2, 0, 1], [3, -1, 0])
+        ),
+    ],
+    "a head drafts a token outside": [
+        result([1, 0, 1], [5, 6], num_head_drafts=[1, 0, 1], head_draft_ids=[7, token]) for token in (-1, VOCAB)
     ],
     "refused twice": [result([0, 0, 1], [5], refused_rows=[RefusedRow(0, Refusal.NOT_IN_STEP)] * 2)],
 }  # fmt: skip

@@ -71,6 +71,18 @@ def test_adapters_that_are_always_asked_for_keep_no_other_out(num_held: int) -> 
     world.assert_outputs()
 
 
+def test_requests_with_one_adapter_run_together() -> None:
+    world = AdapterWorld(max_num_seqs=8)
+    for index in range(3):
+        world.add(f"r{index}", [1, 2, index], max_tokens=6, adapter=ADAPTERS[0])
+    world.add("plain", [1, 2, 9], max_tokens=6)
+    for _ in range(3):
+        world.step()
+    assert len(world.scheduler.replicas["w0"].running) == 4
+    world.run()
+    world.assert_outputs()
+
+
 def test_nothing_is_lost_and_every_row_has_its_adapter() -> None:
     most = 0
     for seed in range(STORMS):

@@ -12,6 +12,7 @@ from services.scheduler.recording.replay import replay
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.adapters import ReplicaAdapters
 from services.scheduler.state.policy import Policy
+from shared.errors import RejectCode
 from shared.messages import (
     Adapter,
     AdapterFailure,
@@ -102,6 +103,32 @@ def test_of_two_contents_of_one_directory_the_later_is_what_a_load_gets() -> Non
     assert adapters.answered(AdaptersHeld(1, order.order, [ONE, news])) == ([news], [])
 
 
+def test_what_was_given_up_goes_with_the_next_order_unless_it_is_wanted_again() -> None:
+    adapters = make()
+    held(adapters, ONE, TWO)
+    adapters.give_up(ONE.digest)
+    adapters.give_up(TWO.digest)
+    adapters.want(ONE)
+    before, order, after = adapters.has_orders, adapters.order(1, set()), adapters.has_orders
+    assert order is not None and order.adapters == [ONE]
+    assert (before, after) == (True, False) and adapters.order(1, set()) is None
+    adapters.give_up(ONE.digest)
+    assert adapters.order(1, {ONE.digest}) is None, "a sequence has it"
+    order = adapters.order(1, set())
+    assert order is not None and order.adapters == [], "once that has ended"
+
+
+def test_a_worker_that_is_full_of_adapters_in_use_gets_no_more() -> None:
+    adapters = make()
+    held(adapters, ONE, TWO)
+    adapters.want(THREE)
+    assert adapters.waits_for_room(THREE.digest) and not adapters.waits_for_room(ONE.digest)
+    assert adapters.order(1, {ONE.digest, TWO.digest}) is None and adapters.waits_for_room(THREE.digest)
+    assert adapters.holds(ONE.digest) and adapters.holds(TWO.digest)
+    adapters.order(1, {TWO.digest})
+    assert not adapters.waits_for_room(THREE.digest), "it is on its way"
+
+
 def test_no_more_than_max_loras_run() -> None:
     adapters = make(max_loras=1)
     held(adapters, ONE, TWO)
@@ -150,3 +177,61 @@ def test_a_recording_replays_them(tmp_path: Path) -> None:
     replayed = replay(memory.file)
     assert replayed.difference is None
     assert (replayed.num_plans, replayed.num_requests) == (1, 1)
+
+
+def test_a_load_is_read_by_one_worker_and_by_another_where_that_is_lost() -> None:
+    core = Scheduler(Policy())
+    for index in range(2):
+        core.add_worker(f"w{index}", 5 + index, able())
+    core.adapters.load(LoadAdapter("l", "g", "one", "/one"))
+    before, ((_, order),), after = core.adapters.has_orders, core.adapters.take_orders(), core.adapters.has_orders
+    assert [adapter.path for adapter in order.adapters] == ["/one"]
+    assert (before, after) == (True, False) and core.adapters.take_orders() == [], "it is under way"
+    core.adapters.load(LoadAdapter("other", "g", "two", "/two"))
+    ((where, _),) = core.adapters.take_orders()
+    core.adapters.held(AdaptersHeld(core.replicas[where].epoch, order.order, [ONE]))
+    assert [answer.adapter for _, answer in core.adapters.take_answers()] == [ONE]
+    assert core.adapters.take_orders() == [], "it stays there, though another worker holds fewer now"
+    core.adapters.load(LoadAdapter("l", "g", "one", "/one"))
+    ((first, order),) = core.adapters.take_orders()
+    assert first != where, "the next load goes to that one"
+    core.lose_worker(where)
+    assert [order for name, order in core.adapters.take_orders() if name == first]
+    core.lose_worker(first)
+    core.add_worker("last", 9, able(num_held=4))
+    ((second, order),) = core.adapters.take_orders()
+    assert second == "last" and {adapter.path for adapter in order.adapters} == {"/one", "/two"}
+    core.adapters.held(AdaptersHeld(core.replicas[second].epoch, order.order, [ONE, TWO]))
+    assert {answer.adapter for _, answer in core.adapters.take_answers()} == {ONE, TWO}
+    core.lose_worker(second)
+    assert not core.adapters.has_orders, "it is over"
+
+
+def test_what_cannot_be_loaded_or_unloaded_is_refused_in_words() -> None:
+    core = Scheduler(Policy())
+    core.adapters.load(LoadAdapter("none", "g", "one", "/one"))
+    core.adapters.unload(UnloadAdapter("unknown", "g", "one"))
+    core.add_worker("w", 5, able(max_loras=0))
+    core.adapters.load(LoadAdapter("unable", "g", "one", "/one"))
+    found = [(one.request_id, one.code, one.field) for _, one in core.outbound.take_rejections()]
+    assert found == [
+        ("none", RejectCode.UNAVAILABLE, ""),
+        ("unknown", RejectCode.NOT_FOUND, "lora_name"),
+        ("unable", RejectCode.INVALID_ARGUMENT, "model"),
+    ]
+    core.add_worker("able", 6, able())
+    core.adapters.load(LoadAdapter("able", "g", "one", "/one"))
+    assert not core.outbound.take_rejections() and core.adapters.take_orders()[0][0] == "able"
+
+
+def test_a_name_that_gets_another_content_gives_the_earlier_one_up() -> None:
+    core = Scheduler(Policy())
+    core.add_worker("w", 5, able())
+    version = core.adapters.version
+    for number, content in enumerate((ONE, Adapter("one", digest="new", path="/one"))):
+        core.adapters.load(LoadAdapter(f"l{number}", "g", "one", "/one"))
+        ((_, order),) = core.adapters.take_orders()
+        core.adapters.held(AdaptersHeld(5, order.order, [*order.adapters[:-1], content]))
+        assert core.adapters.known == {"one": content} and core.adapters.version == version + number + 1
+    ((_, order),) = core.adapters.take_orders()
+    assert [adapter.digest for adapter in order.adapters] == ["new"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from services.scheduler.lifecycle.beams import is_usable
@@ -11,10 +12,11 @@ from services.scheduler.state.beam_search import BeamSearch
 from services.scheduler.state.policy import Policy
 from shared.beam import Beam, EarlyStopping
 from shared.errors import RejectCode
-from shared.messages import AddRequest, FinishReason, RequestHeader, StreamLost, TokenLogprobs
+from shared.messages import AddRequest, FinishReason, RequestHeader, StreamLost, TokenBatch, TokenLogprobs
 from shared.packing import pack_tokens
 from shared.sampling import GenerationDefaults, SamplingParams
-from tests.unit.scheduler.beam_world import BeamWorker, BeamWorld, search
+from tests.unit.scheduler.beam_world import BeamWorker, BeamWorld, logprobs_of, search
+from tests.unit.scheduler.fake_worker import FakeWorker, capacity
 
 PROMPT = list(range(1, 20))
 
@@ -53,6 +55,56 @@ def test_only_what_differs_is_told_anew() -> None:
     assert isinstance(worker, BeamWorker)
     assert worker.num_told == 1, "a search of one takes what the worker takes"
     world.assert_outputs("r")
+
+
+@pytest.mark.parametrize("budget", [2, 3])
+def test_a_search_wider_than_a_step_has_tokens_goes_on_in_turns(budget: int) -> None:
+    """No plan has more than its budget: the world looks at each."""
+    world = BeamWorld(Policy(max_num_batched_tokens=budget), block_size=4)
+    world.add_beam("r", PROMPT[:5], Beam(5), n=2, max_tokens=12)
+    world.run()
+    world.assert_outputs("r")
+    assert max(len(plan.rows) for plan in world.trace) == budget
+
+
+def test_a_worker_that_does_not_say_what_is_likely_ends_the_search() -> None:
+    world = BeamWorld()
+    world.workers["w0"] = FakeWorker(world.workers["w0"].capacity)
+    world.add_beam("r", PROMPT, Beam(3))
+    world.run()
+    assert world.rejected == {"r": RejectCode.INTERNAL}
+    world.assert_idle()
+
+
+def test_a_search_that_finds_fewer_than_were_asked_for_says_how_many() -> None:
+    world = BeamWorld(workers=0, vocab_size=2)
+    world.join("w0", msgspec.structs.replace(capacity(), vocab_size=2))
+    world.add("r", PROMPT, beam=Beam(4), n=3, max_tokens=1)
+    world.plan("w0")
+    world.answer("w0")
+    assert world.rejected == {"r": RejectCode.INVALID_ARGUMENT}
+    world.assert_idle()
+
+
+def test_log_probabilities_of_a_search_come_with_its_tokens() -> None:
+    world, said = BeamWorld(), {}
+    gather = world.scheduler.outbound.take_batches
+
+    def taken() -> dict[str, TokenBatch]:
+        batches = gather()
+        said.update({one.index: one.logprobs for batch in batches.values() for one in batch.sequences})
+        return batches
+
+    world.scheduler.outbound.take_batches = taken  # type: ignore[method-assign]
+    world.add_beam("r", PROMPT, Beam(3), n=2, logprobs=2)
+    world.run()
+    world.assert_outputs("r")
+    for index in range(2):
+        history = list(PROMPT)
+        for token, entry in zip(world.outputs["r", index], said[index], strict=True):
+            assert entry is not None and entry.token_ids[0] == token
+            assert entry.logprobs[0] == pytest.approx(logprobs_of(history, 50)[token])
+            history.append(token)
 
 
 def test_ends_are_kept_and_named() -> None:

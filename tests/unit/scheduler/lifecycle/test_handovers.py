@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from services.scheduler.lifecycle.handovers import MAX_AT_ONCE
 from services.scheduler.state.policy import Policy
 from shared.messages import Leaving, MayLeave, ServeBlocks, StoreCapacity, WorkerRole
 from tests.unit.scheduler.fake_worker import capacity
@@ -97,6 +98,55 @@ def test_one_whose_blocks_never_come_soon_goes_over_nevertheless(monkeypatch: py
     assert sequence.worker == "w1"
 
 
+def test_some_requests_at_a_time_are_on_their_way_from_a_worker_that_leaves() -> None:
+    w = world()
+    w.join("w0", capacity(200, block_space=SPACES[SIZE]))
+    for index in range(MAX_AT_ONCE + 3):
+        w.add(f"r{index}", [index, *PROMPT[:40]], max_tokens=60)
+    for _ in range(30):
+        step(w)
+    assert len(w.scheduler.replicas["w0"].running) == MAX_AT_ONCE + 3
+    w.join("w1", capacity(200, block_space=SPACES[SIZE]))
+    w.leave("w0")
+    target = w.scheduler.replicas["w1"].moves
+    for _ in range(3):
+        w.plan("w1")
+        assert len(target.open) == MAX_AT_ONCE, "the others wait for these"
+    while "w0" in w.workers:
+        step(w)
+    assert w.scheduler.handovers.num_handed_over == MAX_AT_ONCE + 3
+    w.settle()
+    w.assert_outputs()
+
+
+def test_without_names_for_blocks_requests_go_over_at_once_and_are_computed_again() -> None:
+    w = MovingWorld(Policy(max_num_batched_tokens=64, enable_prefix_caching=False), workers=0)
+    w.join("w0", capacity(block_space=SPACES[SIZE]))
+    w.add("r", PROMPT, max_tokens=20)
+    for _ in range(5):
+        step(w)
+    w.join("w1", capacity(block_space=SPACES[SIZE]))
+    w.leave("w0")
+    for _ in range(4):
+        step(w)
+    assert list(w.workers) == ["w1"] and w.scheduler.moves.num_fetched_blocks == 0
+    w.settle()
+    w.assert_outputs("r")
+
+
+def test_siblings_go_over_together_once_their_prompt_is_computed() -> None:
+    w = world(WorkerRole.PREFILL, WorkerRole.DECODE)
+    w.add("r", PROMPT, max_tokens=12, n=2)
+    for _ in range(60):
+        if not w.scheduler.requests:
+            break
+        step(w)
+    w.assert_outputs("r")
+    assert w.scheduler.handovers.num_handed_over == 2
+    assert scheduled(w, 1) == len(PROMPT) // SIZE * SIZE, "once"
+    w.settle()
+
+
 def test_a_worker_without_a_successor_may_leave_at_once() -> None:
     w = world(WorkerRole.BOTH)
     w.add("r", PROMPT)
@@ -116,6 +166,58 @@ def test_prompts_are_computed_by_one_worker_and_go_on_at_another() -> None:
     assert scheduled(w, 1) == len(PROMPT) // SIZE * SIZE, "its full blocks, and no token that is sampled from"
     assert w.scheduler.moves.num_fetched_blocks == len(PROMPT) // SIZE
     w.settle()
+
+
+def test_a_prompt_that_another_has_brought_goes_on_elsewhere_without_being_computed() -> None:
+    """It waits for the same blocks, and never has a row at the worker for prefills."""
+    w = world(WorkerRole.PREFILL, WorkerRole.DECODE)
+    for name in ("first", "second"):
+        w.add(name, PROMPT, max_tokens=12)
+        assert w.scheduler.requests[name].sequences[0].worker == "w0"
+    for _ in range(60):
+        if not w.scheduler.requests:
+            break
+        step(w)
+    w.assert_outputs("first", "second")
+    assert scheduled(w, 1) == len(PROMPT) // SIZE * SIZE, "once"
+    assert w.scheduler.handovers.num_handed_over == 2
+    w.settle()
+
+
+@pytest.mark.parametrize(
+    ("length", "is_apart"), [(4 * SIZE, False), (4 * SIZE + 1, True), (5 * SIZE, True), (3 * SIZE + 7, False)]
+)
+def test_a_prompt_goes_to_a_worker_for_prefills_from_four_full_blocks_on(length: int, is_apart: bool) -> None:
+    """Behind them there is a token more, from which the next one is sampled elsewhere."""
+    w = world(WorkerRole.PREFILL, WorkerRole.DECODE)
+    w.add("r", PROMPT[:length], max_tokens=4)
+    assert w.scheduler.requests["r"].sequences[0].worker == ("w0" if is_apart else "w1")
+    while w.scheduler.requests:
+        step(w)
+    w.assert_outputs("r")
+
+
+@pytest.mark.parametrize(
+    ("here", "there"), [(b"", SPACES[SIZE]), (SPACES[SIZE], b""), (SPACES[SIZE], SPACES[16]), (b"", b"")]
+)
+def test_a_prompt_is_computed_where_it_goes_on_unless_its_blocks_can_be_moved_there(here: bytes, there: bytes) -> None:
+    w = world()
+    w.join("w0", capacity(block_space=here, role=WorkerRole.PREFILL))
+    w.join("w1", capacity(block_space=there, role=WorkerRole.DECODE))
+    w.add("r", PROMPT, max_tokens=4)
+    assert w.scheduler.requests["r"].sequences[0].worker == "w1"
+    w.run()
+    w.assert_outputs("r")
+
+
+def test_where_all_are_for_prefills_one_does_everything() -> None:
+    w = world(WorkerRole.PREFILL, WorkerRole.PREFILL)
+    w.add("r", PROMPT, max_tokens=4)
+    assert not any(replica.prefills for replica in w.scheduler.replicas.values())
+    while w.scheduler.requests:
+        step(w)
+    w.assert_outputs("r")
+    assert w.scheduler.handovers.num_handed_over == 0
 
 
 @pytest.mark.parametrize("victim", ["w0", "w1"])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from shared.errors import RejectCode
+from shared.messages import WorkerCapacity
 from tests.unit.scheduler.fake_worker import capacity
 from tests.unit.scheduler.world import World
 
@@ -79,3 +82,23 @@ def test_the_smallest_worker_is_the_one_that_holds_the_fewest_tokens() -> None:
     assert world.scheduler.intake.capacity is not None and world.scheduler.intake.capacity.num_blocks == 40
     world.join("w2", capacity(num_blocks=50, block_size=32, max_model_len=80))
     assert world.scheduler.intake.capacity.num_blocks == 40 and world.scheduler.intake.max_model_len == 80
+
+
+@pytest.mark.parametrize(
+    ("size", "has_room"),
+    [
+        (capacity(num_blocks=8, block_size=8, max_model_len=64), True),
+        (capacity(num_blocks=7, block_size=8, max_model_len=64), False),
+        (capacity(num_blocks=64, block_size=8, max_model_len=56), False),
+        (capacity(num_blocks=4, block_size=16, max_model_len=60), True),
+    ],
+)
+def test_a_sequence_is_placed_where_both_its_length_and_its_blocks_fit(size: WorkerCapacity, has_room: bool) -> None:
+    world = World(num_blocks=64, block_size=8, max_model_len=128)
+    world.add("r", list(range(50)), max_tokens=10)
+    world.lose("w0")
+    world.join("w1", size)
+    assert bool(world.scheduler.unassigned) is not has_room
+    world.join("w2")
+    world.run()
+    world.assert_outputs("r")

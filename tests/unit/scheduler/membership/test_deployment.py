@@ -122,9 +122,10 @@ def test_a_gateway_tells_the_next_scheduler_what_is_alive() -> None:
 
 
 def test_a_worker_that_was_quicker_than_the_gateway_has_to_go() -> None:
-    troupe = troupe_of(worker("b", other("dtype")))
-    (name, words), *_ = troupe.recall(gateway("g", MINE)).items()
-    assert name == "b" and "its dtype is 'another'" in words
+    troupe = troupe_of(worker("b", other("dtype")), tokenizer("t", MINE))
+    ((name, words),) = troupe.recall(gateway("g", MINE)).items()
+    assert name == "b", "a tokenizer computes nothing"
+    assert "its dtype is 'another'" in words
     troupe.leave("b", 1)
     assert "dtype" in refusal(troupe, worker("b", other("dtype")), is_alive=True)
     assert refusal(troupe, worker("a"), is_alive=True) == ""

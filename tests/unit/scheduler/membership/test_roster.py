@@ -7,8 +7,28 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.scheduler.membership.roster import CAN_BE_NONE, MAX_REASON, PLAUSIBLE, Membership, implausible
-from shared.messages import DraftCapacity, Heartbeat, Hello, Member, ServiceName
+from services.scheduler.membership.roster import (
+    CAN_BE_NONE,
+    MAX_ADDRESS,
+    MAX_REASON,
+    MAX_SECRET,
+    PLAUSIBLE,
+    SPACE_BYTES,
+    Membership,
+    implausible,
+)
+from shared.messages import (
+    DraftCapacity,
+    DropBlocks,
+    FetchBlocks,
+    Heartbeat,
+    Hello,
+    LookUpBlocks,
+    Member,
+    OfferBlocks,
+    ServiceName,
+    StoreCapacity,
+)
 from tests.unit.scheduler.membership.test_deployment import CAPACITY, MINE, gateway, refusal, troupe_of, worker
 
 
@@ -81,3 +101,32 @@ def test_where_members_are() -> None:
     assert troupe.addresses(ServiceName.WORKER) == ["memory://w", "memory://v"]
     assert troupe.addresses(ServiceName.DRAFT) == []
     assert troupe.fingerprints(is_alive=False) == [MINE], "each once"
+
+
+def test_an_order_is_told_where_its_store_is_and_is_not_sent_once_that_has_left() -> None:
+    store = Hello(ServiceName.STORE, "s", "at-s", 1, "s", store=StoreCapacity("unix:/run/s.blocks", b"secret", 9))
+    troupe = troupe_of(gateway("g"), worker("w"), store)
+    offer, fetch = OfferBlocks(1, 1, 0, "s", [], [], []), FetchBlocks(1, 2, 0, "s", [], [], [])
+    for order in (offer, fetch):
+        told = msgspec.structs.replace(order, address="unix:/run/s.blocks", secret=b"secret")
+        assert troupe.with_store(order) == told
+        assert troupe.with_store(msgspec.structs.replace(order, store="w")) is None, "it has no data link"
+    for to_store in (DropBlocks("s"), LookUpBlocks("s", [])):
+        assert troupe.with_store(to_store) is to_store, "it goes to the store, which knows where it is"
+    troupe.leave("s", 1)
+    assert [troupe.with_store(order) for order in (offer, fetch, DropBlocks("s"))] == [None] * 3
+
+
+def test_a_data_link_has_an_address_and_a_secret_and_blocks_that_move_have_a_size() -> None:
+    def reason(address: str = "unix:/run/s", secret: bytes = b"s", space: bytes = b"", size: int = 0) -> str:
+        offer = msgspec.structs.replace(CAPACITY, block_space=space, block_bytes=size)
+        hello = msgspec.structs.replace(worker("w"), worker=offer, store=StoreCapacity(address, secret, 0))
+        return refusal(troupe_of(), hello)
+
+    assert not reason("a" * MAX_ADDRESS, b"s" * MAX_SECRET) and not reason(space=b"s" * SPACE_BYTES, size=1)
+    for address, secret in (("a" * (MAX_ADDRESS + 1), b"s"), ("a", b"s" * (MAX_SECRET + 1)), ("a", b"")):
+        assert reason(address, secret) == "the address or the secret of its data link is too long, or there is none"
+    for space, size in ((b"s" * (SPACE_BYTES + 1), 1), (b"s", 1), (b"s" * SPACE_BYTES, 0)):
+        assert reason(space=space, size=size) == f"its blocks have a space of {len(space)} bytes, or no size"
+    store = Hello(ServiceName.STORE, "s", "at-s", 1, "s", store=StoreCapacity("a" * 600, b"s", 0))
+    assert "data link" in refusal(troupe_of(), store) and not refusal(troupe_of(), worker("w"))

@@ -9,6 +9,7 @@ import pytest
 from services.scheduler.planning.checkpoints import LEAST_BLOCKS
 from services.scheduler.state.policy import Policy
 from shared.beam import Beam
+from shared.grammar import Grammar, GrammarKind
 from shared.messages import StepPlan
 from tests.unit.scheduler.beam_world import BeamWorld
 from tests.unit.scheduler.world import World
@@ -57,6 +58,15 @@ def test_a_prompt_is_cut_behind_its_last_whole_block(length: int, ends: list[int
     assert ends_of(plans) == ends
     saves = [save for plan in plans for save in plan.state_saves]
     assert len(saves) == (length > LEAST)
+
+
+def test_the_last_token_of_a_prompt_with_a_grammar_is_computed_by_itself() -> None:
+    """It may be computed again, from the state before its step."""
+    grammar = Grammar(GrammarKind.COMPILED, "start: /x*/")
+    for length in (20, LEAST + 2):
+        plans = told(world_of(), "a", COMMON[:length], grammar=grammar, max_tokens=1)
+        parts = [(plan.num_computed_tokens[0], plan.num_scheduled_tokens[0]) for plan in plans]
+        assert parts[-1] == (length - 1, 1)
 
 
 def test_the_same_prompt_again_begins_with_its_snapshot() -> None:

@@ -46,6 +46,19 @@ def test_who_has_none_gets_a_row_in_the_next_plan() -> None:
     w.assert_idle()
 
 
+@pytest.mark.parametrize(("budget", "num_ahead"), [(12, 1), (13, 2)])
+def test_no_more_go_ahead_than_have_tokens_of_the_step(budget: int, num_ahead: int) -> None:
+    """Four run, and each that goes ahead brings eight: of one that would have none, nobody gives a row."""
+    w = World(Policy(max_num_batched_tokens=budget), num_blocks=64, block_size=8, max_num_seqs=4)
+    fill(w, 6)
+    for name in ("one", "two"):
+        w.add(name, [9] * 8, tenant=name)
+    w.plan("w0")
+    assert w.scheduler.replicas["w0"].num_rows["hog"] == 4 - num_ahead
+    w.run()
+    w.assert_outputs()
+
+
 def test_rows_go_to_and_fro_no_further_than_to_an_even_share() -> None:
     w = world()
     fill(w, 6)

@@ -114,6 +114,21 @@ def test_preemption_beside_drafts() -> None:
     assert world.scheduler.counters.num_accepted_tokens
 
 
+def test_a_draft_that_comes_anew_is_told_everything_again() -> None:
+    """Nobody has noticed that it was gone: its new life has the same name."""
+    world = speculating(skill=1.0)
+    world.add("r", [1, 2, 3], max_tokens=40)
+    for _ in range(6):
+        world.step()
+    num_drafts = len(verified(world))
+    assert num_drafts
+    world.join_draft("d", FakeDraft(skill=1.0))
+    world.run()
+    world.assert_outputs("r")
+    assert len(verified(world)) > num_drafts + 3 and world.drafts["d"].rows == {}
+    world.assert_idle()
+
+
 def test_a_silent_draft_is_waited_for_once() -> None:
     world = speculating()
     world.add("r", [1, 2, 3], max_tokens=20)

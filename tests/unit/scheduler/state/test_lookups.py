@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from services.scheduler.blocks import lookups
 from services.scheduler.blocks.block_pool import BlockPool
 from services.scheduler.blocks.clock import Clock
 from services.scheduler.blocks.lookups import AGAIN_SECONDS, ANSWER_SECONDS, MOST_NAMES, REST_SECONDS, SHARE
@@ -88,6 +91,23 @@ def test_a_store_that_is_gone_or_not_trusted_is_not_asked() -> None:
         end(place.stores, "s")
         assert not place.lookups.take_orders() and place.lookups.deadline is None
         assert not place.awaits(NAMES[:8])
+
+
+def test_of_names_without_end_those_that_were_looked_for_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookups, "MAX_SETTLED", 12)
+    place = Place()
+
+    def look_for(first: int) -> bool:
+        is_new = place.lookups.awaits(SPACE, NAMES[first : first + 4], 0.0, place.clock.now)
+        place.tell([], KEYS[first : first + 4])
+        place.clock.now += 1.0
+        return is_new
+
+    assert [look_for(first) for first in (0, 4, 8)] == [True] * 3
+    place.clock.now += AGAIN_SECONDS
+    assert look_for(0), "its time is over"
+    assert look_for(12) and not look_for(0), "and it is the one before the last now"
+    assert look_for(8)
 
 
 def test_a_store_without_a_backend_is_not_asked() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pytest
@@ -10,11 +12,12 @@ import pytest
 from services.scheduler.blocks.block_pool import BlockPool
 from services.scheduler.blocks.clock import Clock
 from services.scheduler.blocks.stores import StoreIndex
-from services.scheduler.state.moves import REST_SECONDS, ReplicaMoves
-from services.scheduler.state.peers import Peers
+from services.scheduler.state import moves
+from services.scheduler.state.moves import REST_SECONDS, SLOW, ReplicaMoves
+from services.scheduler.state.peers import Peer, Peers
 from services.scheduler.state.policy import Policy
 from shared.errors import ProtocolError
-from shared.messages import BlocksMoved
+from shared.messages import BlocksMoved, FetchBlocks, ServeBlocks
 from tests.unit.scheduler.fake_worker import capacity
 from tests.unit.scheduler.moving_world import SPACES, MovingWorld
 
@@ -23,15 +26,26 @@ NAMES = [bytes([index]) * 16 for index in range(8)]
 
 
 class Place:
-    """A worker with a store that has the first six blocks of a prefix."""
+    """A worker with a store that has the first six blocks of a prefix, and another worker that has seven or none."""
 
-    def __init__(self, num_blocks: int = 20, verify_fetches: int = 0, max_head_drafts: int = 0) -> None:
+    def __init__(
+        self, num_blocks: int = 20, verify_fetches: int = 0, max_head_drafts: int = 0, has_peer: bool = False
+    ) -> None:
         self.clock, self.stores, self.pool = Clock(), StoreIndex(verify_fetches), BlockPool(num_blocks)
         self.stores.join("s")
         self.stores.told("s", [SPACE + name for name in NAMES[:6]], [], is_first=True)
         size = capacity(num_blocks, block_space=SPACE)
         size = msgspec.structs.replace(size, max_head_drafts=max_head_drafts)
-        self.moves = ReplicaMoves(self.pool, 5, size, self.stores, self.clock, Peers())
+        self.peer = ReplicaMoves(
+            BlockPool(num_blocks), 6, capacity(num_blocks, block_space=SPACE), self.stores, Clock(), Peers()
+        )
+        for name in NAMES[:7] if has_peer else ():
+            (block,) = self.peer.pool.allocate(1)
+            self.peer.pool.register(block, name, self.peer.pool.generations[block])
+            self.peer.pool.release([block])
+        self.peers = Peers({"p": cast(Peer, SimpleNamespace(lender=self.peer))})
+        self.peers.serving.add("p")
+        self.moves = ReplicaMoves(self.pool, 5, size, self.stores, self.clock, self.peers)
 
     def finish(self, num_done: int, seconds: float = 0.1, reason: str = "") -> None:
         (order,) = self.moves.take_fetches(0)
@@ -72,6 +86,59 @@ def test_a_fetch_without_an_answer_is_over_in_time_and_no_later_answer_counts() 
     assert place.moves.expire() == 1 and not place.pool.num_held
     assert place.moves.moved(BlocksMoved(5, order.move_id, 6)) is None
     assert not place.pool.lookup(NAMES)
+    assert not place.moves.awaits(NAMES, [], 1), "it is computed now"
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_store_that_takes_longer_than_computing_or_says_nothing_is_slow(is_late: bool) -> None:
+    place = Place()
+    place.clock.now = 70.0
+    assert place.moves.awaits(NAMES, [], 1)
+    deadline = place.moves.deadline
+    assert deadline is not None
+    place.clock.now = deadline
+    if is_late:
+        assert place.moves.expire() == 1
+    else:
+        place.finish(0, reason=SLOW)
+    seconds = deadline - 70.0
+    assert seconds <= place.stores.seconds_for("s", 1, place.clock.now) <= 8 * seconds, "not a byte came in that time"
+    assert not place.pool.num_held
+
+
+def test_what_another_worker_has_is_lent_and_its_delay_is_known_from_then_on() -> None:
+    place = Place(has_peer=True)
+    place.clock.now = 70.0
+    assert place.moves.awaits(NAMES, [], 1), "it has more than the store"
+    assert not place.moves.take_fetches(0), "before its blocks can be read"
+    (loan,) = place.peer.take_fetches(3)
+    assert isinstance(loan, ServeBlocks) and (loan.names, loan.next_step_id) == (NAMES[:7], 3)
+    lent = [(place.peer.has_lent, place.peer.pool.num_held)]
+    place.peer.moved(BlocksMoved(6, loan.move_id, 7))
+    (fetch,) = place.moves.take_fetches(4)
+    assert isinstance(fetch, FetchBlocks) and (fetch.store, fetch.names, fetch.next_step_id) == ("p", NAMES[:7], 4)
+    place.clock.now = 70.75
+    place.moves.moved(BlocksMoved(5, fetch.move_id, 7, 7 << 20, 0.25))
+    assert place.pool.lookup(NAMES) and not place.pool.num_held
+    lent.append((place.peer.has_lent, place.peer.pool.num_held))
+    assert lent == [(True, 7), (False, 0)], "and given back"
+    assert place.peers.delay("p", 70.75) == 0.5, "beside the bytes, which took a quarter of a second"
+    assert place.moves.seconds_from("p", 7) == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize("count", [0, None])
+def test_a_loan_that_fails_or_is_not_answered_is_over_on_both_sides(count: int | None) -> None:
+    place = Place(has_peer=True)
+    assert place.moves.awaits(NAMES, [], 1)
+    (loan,) = place.peer.take_fetches(0)
+    if count is None:
+        assert place.moves.deadline == place.peer.deadline
+        place.clock.now = place.moves.deadline or 0.0
+        assert place.moves.expire() == 1
+    else:
+        place.peer.moved(BlocksMoved(6, loan.move_id, count))
+    assert not place.moves.open and not place.peer.open and not place.pool.num_held and not place.peer.pool.num_held
+    assert not place.moves.take_fetches(0)
     assert not place.moves.awaits(NAMES, [], 1), "it is computed now"
 
 
@@ -149,3 +216,17 @@ def test_a_fetch_to_be_verified_leaves_its_last_block_to_be_computed_and_compare
     assert (check.names, check.is_check, check.store) == ([NAMES[5]], True, "s")
     place.moves.moved(BlocksMoved(5, check.move_id, 0, reason="different"))
     assert place.moves.sources == {"s"} and not place.moves.takers
+
+
+def test_of_blocks_without_end_that_are_to_be_compared_the_newest_are_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(moves, "MAX_CHECKED", 1)
+    place = Place(verify_fetches=1)
+    for first in (0, 3):
+        assert place.moves.awaits(NAMES[first : first + 3], [], 1)
+        place.finish(2)
+    for name, block in zip((NAMES[2], NAMES[5]), place.pool.allocate(2), strict=True):
+        place.pool.register(block, name, place.pool.generations[block])
+    offer = place.moves.next_offer(3)
+    assert offer is not None and (offer.names, offer.is_check) == ([NAMES[5]], True)
