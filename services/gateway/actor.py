@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +21,6 @@ from services.gateway.member import GatewayMember
 from shared.actor import LifePhase
 from shared.clock import steady_time
 from shared.config import Settings
-from shared.messages import Tick
 from shared.reasoning import ThinkingBudget
 from shared.transport import Transport
 
@@ -47,7 +44,9 @@ class GatewayActor(GatewayMember):
         self.http: HttpServer | None = None
         self.batches: BatchRunner | None = None
         if settings.gateway.http_port >= 0:
-            self.http, self.batches = self._http_server(), make_batch_runner(self.gate)
+            app = make_app(self.gate, self.intake, self.collectors)
+            self.http = HttpServer(app, settings.gateway, settings.access)
+            self.batches = make_batch_runner(self.gate)
 
     def _grpc_server(self) -> FrontServer:
         servicers = Servicers(
@@ -57,10 +56,6 @@ class GatewayActor(GatewayMember):
         )
         settings = self.settings
         return FrontServer(servicers, self.access, self.intake, self.models, settings.gateway, settings.access)
-
-    def _http_server(self) -> HttpServer:
-        app = make_app(self.gate, self.intake, self.collectors)
-        return HttpServer(app, self.settings.gateway, self.settings.access)
 
     async def _thinking_budget(self, model: str, given: int, is_chat: bool) -> ThinkingBudget | None:
         """For gRPC, which knows no formats of reasoning."""
@@ -99,16 +94,10 @@ class GatewayActor(GatewayMember):
         self.spawn(self._leave())
 
     async def _leave(self) -> None:
-        """Let the open streams go on for as long as there is, then end them and stop."""
         seconds = self.leaves_by - steady_time()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds) as self._departure:
-                await (self._hand_over(seconds) if self.settings.gateway.share_port else self._until_idle())
-        self._departure = None
+        await self.wait_to_leave(self._hand_over(seconds) if self.settings.gateway.share_port else self._until_idle())
         await self.links.close()
-        self.generation.recovery.fail_all("the server is shutting down")
-        self.stop()
-        self.post(Tick())  # wakes the run loop, which sees that it is over
+        self.leave("the server is shutting down")
 
     async def _until_idle(self) -> None:
         """Return once no stream of any model is open."""

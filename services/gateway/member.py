@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Awaitable
 
 from services.gateway.bus.deployment import RosterView
 from services.gateway.generation.service import GenerationService
@@ -142,6 +143,19 @@ class GatewayMember(MemberActor):
             self.on_lost_scheduler()
         self.readiness.notice()
 
+    async def wait_to_leave(self, idle: Awaitable[None]) -> None:
+        """Let the open streams go on until `idle` has come, for as long as there is."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, self.leaves_by - steady_time())) as self._departure:
+                await idle
+        self._departure = None
+
+    def leave(self, reason: str) -> None:
+        """End the open streams and stop."""
+        self.generation.recovery.fail_all(reason)
+        self.stop()
+        self.post(Tick())  # wakes the run loop, which sees that it is over
+
     def on_lost_scheduler(self) -> None:
         if self.inbox.is_cut_off:  # nothing is left to lose here, and another life may find a network
             raise FatalError("no network leads to the scheduler")
@@ -158,10 +172,5 @@ class ModelMember(GatewayMember):
         self.spawn(self._leave())
 
     async def _leave(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, self.leaves_by - steady_time())) as self._departure:
-                await self.until_idle()
-        self._departure = None
-        self.generation.recovery.fail_all("the model was removed, or the server is shutting down")
-        self.stop()
-        self.post(Tick())  # wakes the run loop, which sees that it is over
+        await self.wait_to_leave(self.until_idle())
+        self.leave("the model was removed, or the server is shutting down")

@@ -28,7 +28,7 @@ from services.gateway.http.messages.endpoint import Messages
 from services.gateway.http.middleware.headers import AnswerHeaders, Check, cross_origin, host_check, key_check
 from services.gateway.http.middleware.prefix import PathPrefix, read_prefix
 from services.gateway.http.middleware.receiving import ReceivingMiddleware
-from services.gateway.http.openapi import Description
+from services.gateway.http.openapi import description
 from services.gateway.http.operations import Operations
 from services.gateway.http.page import page, part
 from services.gateway.http.pooling.scoring import Scoring
@@ -67,7 +67,7 @@ def make_app(gate: Gate, intake: BodyIntake, collectors: Callable[[], list[Colle
         Route("/deployment", deployment.view, methods=["GET"]),
         Route("/deployment/restart", deployment.restart, methods=["POST"]),
         Route("/deployment/scale", deployment.scale, methods=["POST"]),
-        Route("/openapi.json", Description(prefix).get, methods=["GET"]),
+        Route("/openapi.json", description(prefix), methods=["GET"]),
         Route("/", page, methods=["GET"]),
         Route("/page/{name:path}", part, methods=["GET"]),
     ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from array import array
 from itertools import accumulate
 from typing import Any
@@ -13,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.generation.embedding import Embedded, check_inputs, total
+from services.gateway.http.answers.answer import identity
 from services.gateway.http.answers.events import WholeResponse
 from services.gateway.http.answers.objects import encode
 from services.gateway.http.answers.vectors import PACKED, check_packing, packed, packed_text, shortened
@@ -97,9 +96,7 @@ def _encode(gate: Gate, body: EmbeddingBody, embedded: list[Embedded]) -> bytes 
     vectors = [shortened(one.values(), body.dimensions, normalize=_normalizes(body)) for one in embedded]
     num_tokens = total(embedded)
     known: dict[str, Any] = {
-        "id": f"embd-{uuid.uuid4().hex}",
-        "created": int(time.time()),
-        "model": gate.model_name(body.model),
+        **identity("embd", gate.model_name(body.model)),
         "usage": EmbeddingUsage(num_tokens, num_tokens),
     }
     if body.encoding_format in ("bytes", "bytes_only"):

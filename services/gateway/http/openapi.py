@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -27,19 +27,15 @@ SCHEMES = {
 }
 
 
-class Description:
-    """The endpoint."""
+def description(prefix: str) -> Callable[[Request], Awaitable[Response]]:
+    """The endpoint.  `prefix`: the path beneath which a proxy shows the server, without a slash at its end; empty:
+    none."""
+    document = cache(lambda: encode(describe(OPERATIONS, prefix)))
 
-    def __init__(self, prefix: str) -> None:
-        """`prefix`: the path beneath which a proxy shows the server, without a slash at its end; empty: none."""
-        self._prefix = prefix
+    async def get(request: Request) -> Response:
+        return Response(document(), media_type=JSON)
 
-    async def get(self, request: Request) -> Response:
-        return Response(self._document, media_type=JSON)
-
-    @cached_property
-    def _document(self) -> bytes:
-        return encode(describe(OPERATIONS, self._prefix))
+    return get
 
 
 def describe(operations: Mapping[tuple[str, str], Operation], prefix: str = "") -> dict[str, Any]:

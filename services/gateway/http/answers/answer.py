@@ -22,17 +22,9 @@ def finish_reason(end: SequenceText | None) -> str | None:
     return end.finish_reason.value if end is not None and end.finish_reason is not None else None
 
 
-class Identity:
+def identity(prefix: str, model: str) -> dict[str, Any]:
     """The fields that every object of one answer repeats."""
-
-    def __init__(self, prefix: str, model: str) -> None:
-        self.id = f"{prefix}-{uuid.uuid4().hex}"
-        self.created = int(time.time())
-        self.model = model
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        return {"id": self.id, "created": self.created, "model": self.model}
+    return {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
 
 
 class UsageOptions:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import structlog
@@ -122,23 +122,16 @@ class Job:
                             await self._changed.wait()
                             self._changed.clear()
                 await to_the_end(self._save)
-            await self._stop_lines()
+            await end_all(self.running)
             await to_the_end(self._conclude)
         finally:
-            await self._stop_lines()
+            await end_all(self.running)
             await to_the_end(self._close)
 
     @property
     def _has_more(self) -> bool:
         assert self._ledger is not None and self._lines is not None
         return bool(self.running) or self._ledger.num_completed + self._ledger.num_failed < len(self._lines)
-
-    async def _stop_lines(self) -> None:
-        running = list(self.running)
-        for task in running:
-            task.cancel()
-        if running:
-            await asyncio.wait(running)
 
     # -- with the disk, in threads
 
@@ -230,6 +223,14 @@ class Job:
 
     def _now(self) -> int:
         return int(self._store.clock())
+
+
+async def end_all(tasks: Iterable[asyncio.Task[None]]) -> None:
+    running = list(tasks)
+    for task in running:
+        task.cancel()
+    if running:
+        await asyncio.wait(running)
 
 
 async def to_the_end(work: Callable[[], T]) -> T:

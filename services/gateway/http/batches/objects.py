@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from services.gateway.http.files.objects import StoredList
+
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings")
 WINDOW = "24h"
 WINDOW_SECONDS = 86400
@@ -72,12 +74,8 @@ class Batch(msgspec.Struct, kw_only=True):
     metadata: dict[str, str] | None = None
 
 
-class BatchList(msgspec.Struct, kw_only=True):
-    object: str = "list"
-    data: list[Batch]
-    first_id: str | None = None
-    last_id: str | None = None
-    has_more: bool = False
+class BatchList(StoredList[Batch]):
+    pass
 
 
 class BatchRecord(msgspec.Struct, kw_only=True):

@@ -14,7 +14,7 @@ from collections import Counter
 import structlog
 
 from services.gateway.http.batches.call import LineCall
-from services.gateway.http.batches.job import Job
+from services.gateway.http.batches.job import Job, end_all
 from services.gateway.http.batches.store import BatchStore, QueueEntry
 from shared.config import GatewaySettings
 from shared.exposition import BatchMeter
@@ -57,7 +57,7 @@ class BatchRunner:
                 log.error("batches_paused", reason=str(error), seconds=DISK_REST)
                 seconds = DISK_REST
             finally:
-                await self._stop_jobs()
+                await end_all(self._tasks.values())
                 self.meter.is_runner = False
                 if lock is not None:
                     os.close(lock)
@@ -79,13 +79,6 @@ class BatchRunner:
                 async with asyncio.timeout(seconds):
                     await self._wake.wait()
         self._wake.clear()
-
-    async def _stop_jobs(self) -> None:
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
 
     # -- batches
 

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.generation.checks import check_n
-from services.gateway.http.answers.answer import Identity, UsageOptions, finish_reason
+from services.gateway.http.answers.answer import UsageOptions, finish_reason, identity
 from services.gateway.http.answers.events import DONE, EventResponse, Events, WholeResponse, event
 from services.gateway.http.answers.logprobs import Entry, TokenTexts, chat_logprobs, ids_of, prompt_logprobs
 from services.gateway.http.answers.objects import (
@@ -70,7 +70,7 @@ class ChatCall:
         _check(body)
         self.gate = gate
         self.body = body
-        self.identity = Identity("chatcmpl", gate.model_name(body.model))
+        self.identity = identity("chatcmpl", gate.model_name(body.model))
         self.texts = TokenTexts(gate.vocabulary, as_ids=gate.names_ids(body.return_tokens_as_token_ids))
         self.n = 1 if body.n is None else body.n
         self.usage = UsageOptions(body, gate.settings.gateway)
@@ -163,7 +163,7 @@ class ChatCall:
 
     def completion(self, choices: list[Choice], stream: Stream, **more: object) -> ChatCompletion[Choice]:
         return ChatCompletion(
-            **self.identity.fields,
+            **self.identity,
             choices=choices,
             system_fingerprint=fingerprint_of([stream]),
             **more,  # type: ignore[arg-type]

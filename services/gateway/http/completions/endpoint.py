@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.generation.checks import check_n
-from services.gateway.http.answers.answer import Identity, UsageOptions, finish_reason
+from services.gateway.http.answers.answer import UsageOptions, finish_reason, identity
 from services.gateway.http.answers.events import DONE, EventResponse, Events, WholeResponse, event
 from services.gateway.http.answers.logprobs import Entry, TokenTexts, ids_of, legacy_logprobs, prompt_logprobs
 from services.gateway.http.answers.objects import (
@@ -26,7 +26,7 @@ from services.gateway.http.answers.objects import (
 from services.gateway.http.answers.timing import RequestMetrics
 from services.gateway.http.requests.fields import ClientNames, GenerationBody, Int, NotSupported, TokenId
 from services.gateway.http.requests.gate import Gate
-from services.gateway.http.requests.prompts import Prompt, read_prompts
+from services.gateway.http.requests.prompts import Prompt, look_up, read_prompts
 from services.gateway.http.requests.returning import Bookmark, positions_of
 from services.gateway.http.requests.sampling import read_beam, refuse_impossible, sampling_params
 from services.gateway.http.requests.thinking import as_the_prompt_ends, thinking_budget
@@ -105,7 +105,7 @@ class CompletionCall:
         refuse_impossible(body)
         self.gate = gate
         self.body = body
-        self.identity = Identity("cmpl", gate.model_name(body.model))
+        self.identity = identity("cmpl", gate.model_name(body.model))
         self.texts = TokenTexts(gate.vocabulary, as_ids=gate.names_ids(body.return_tokens_as_token_ids))
         self.prompts = read_prompts(body.prompt)
         self.n = 1 if body.n is None else body.n
@@ -136,30 +136,17 @@ class CompletionCall:
         for place, prompt in enumerate(self.prompts):
             await self._look_up(request, prompt)
             header = self.gate.header(request, label=body.request_id, priority=body.priority, place=place)
-            ids = None if prompt.token_ids is None else self.gate.pack(prompt.token_ids)
-            text = None if prompt.token_ids is not None else prompt.text
-            found.append(
-                TokenizeRequest(header, self.gate.seeded(params, request, header, place), text=text, token_ids=ids)
-            )
+            found.append(prompt.request(self.gate, header, self.gate.seeded(params, request, header, place)))
         return found
 
     async def _look_up(self, request: Request, prompt: Prompt) -> None:
         """The prompt's ids where the answer tells of them, and its text where it echoes."""
         body = self.body
         tells = body.return_token_ids or body.prompt_logprobs is not None or (self.echo and body.logprobs is not None)
-        plain, limit = body.add_special_tokens is False, body.truncate_prompt_tokens
-        if prompt.text and (tells or plain or limit is not None):
-            prompt.token_ids = await self.gate.encode(request, text=prompt.text, add_special_tokens=not plain)
-        if prompt.token_ids is not None:
-            self._truncate(prompt, limit)
+        await look_up(self.gate, request, body, prompt, tells=bool(tells))
         if self.echo:
             ids = prompt.token_ids or []
             prompt.shown = prompt.text or await self.gate.decode(request, ids, skip_special_tokens=False)
-
-    def _truncate(self, prompt: Prompt, limit: int | None) -> None:
-        kept = self.gate.truncate(prompt.token_ids or [], limit, self.body.truncation_side)
-        if len(kept) < len(prompt.token_ids or ()):
-            prompt.token_ids, prompt.text = kept, None
 
     async def answer(self, requests: Sequence[TokenizeRequest]) -> bytes:
         """The whole answer as JSON."""
@@ -182,7 +169,7 @@ class CompletionCall:
 
     def completion(self, choices: list[CompletionChoice], streams: Iterable[Stream], **more: object) -> Completion:
         return Completion(
-            **self.identity.fields,
+            **self.identity,
             choices=choices,
             system_fingerprint=fingerprint_of(streams),
             **more,  # type: ignore[arg-type]

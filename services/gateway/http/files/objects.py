@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Generic, TypeVar
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
 PURPOSES = ("batch",)  # of files that clients may store: nothing else here reads one
 OUTPUT_PURPOSE = "batch_output"
+
+T = TypeVar("T")
 
 
 class FileObject(msgspec.Struct, kw_only=True):
@@ -20,12 +24,18 @@ class FileObject(msgspec.Struct, kw_only=True):
     status: str = "processed"
 
 
-class FileList(msgspec.Struct, kw_only=True):
+class StoredList(msgspec.Struct, Generic[T], kw_only=True):
+    """A page of what is stored."""
+
     object: str = "list"
-    data: list[FileObject]
+    data: list[T]
     first_id: str | None = None
     last_id: str | None = None
     has_more: bool = False
+
+
+class FileList(StoredList[FileObject]):
+    pass
 
 
 class DeletedFile(msgspec.Struct, kw_only=True):

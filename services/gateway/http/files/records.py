@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -104,7 +103,3 @@ class Page(msgspec.Struct, frozen=True):
 
 def not_found(kind: str, record_id: str, field: str = "") -> RequestError:
     return RequestError(f"there is no {kind} {record_id[:64]!r}", field=field, code=RejectCode.NOT_FOUND)
-
-
-Clock = Callable[[], float]
-wall_clock: Clock = time.time

@@ -10,12 +10,14 @@ import contextlib
 import hashlib
 import os
 import secrets
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from msgspec import UNSET
 
 from services.gateway.http.files.objects import FileObject
-from services.gateway.http.files.records import SUFFIX, Clock, Page, Records, new_id, not_found, wall_clock
+from services.gateway.http.files.records import SUFFIX, Page, Records, new_id, not_found
 from shared.config import GatewaySettings
 from shared.errors import ConfigError, RejectCode, RequestError
 
@@ -28,7 +30,9 @@ MAX_FILES = 10_000  # of one tenant
 class FileStore:
     """Raises RequestError where a client asks for what is not there, or for too much."""
 
-    def __init__(self, root: Path, *, max_file_bytes: int, max_tenant_bytes: int, clock: Clock = wall_clock) -> None:
+    def __init__(
+        self, root: Path, *, max_file_bytes: int, max_tenant_bytes: int, clock: Callable[[], float] = time.time
+    ) -> None:
         self.root = root
         self.clock = clock
         self._max_file_bytes = max_file_bytes

@@ -12,7 +12,7 @@ from services.gateway.http.conversation.objects import MessageBody
 from services.gateway.http.conversation.prompt import read_messages
 from services.gateway.http.requests.fields import ClientNames, Int, NotSupported, TokenId
 from services.gateway.http.requests.gate import Gate
-from services.gateway.http.requests.prompts import Prompt, read_prompts
+from services.gateway.http.requests.prompts import Prompt, look_up, read_prompts
 from services.gateway.http.requests.reading import converted
 from services.gateway.http.requests.sampling import refuse_impossible
 from shared.errors import RequestError
@@ -79,22 +79,10 @@ async def pooled(
     """The vectors of all prompts, in order."""
     check_inputs(len(prompts))
     for prompt in prompts:
-        await _look_up(gate, request, body, prompt)
+        await look_up(gate, request, body, prompt)
 
     def make_request(place: int) -> TokenizeRequest:
-        prompt = prompts[place]
         header = gate.header(request, label=body.request_id, priority=body.priority, place=place)
-        ids = None if prompt.token_ids is None else gate.pack(prompt.token_ids)
-        text = None if prompt.token_ids is not None else prompt.text
-        return TokenizeRequest(header, embedding_params(pooling), text=text, token_ids=ids)
+        return prompts[place].request(gate, header, embedding_params(pooling))
 
     return await embed(gate.service, len(prompts), make_request)
-
-
-async def _look_up(gate: Gate, request: Request, body: PoolingFields, prompt: Prompt) -> None:
-    """The ids of a prompt that is not tokenized as others are, or not the whole of it."""
-    plain, limit = body.add_special_tokens is False, body.truncate_prompt_tokens
-    if prompt.text and (plain or limit is not None):
-        prompt.token_ids = await gate.encode(request, text=prompt.text, add_special_tokens=not plain)
-    if prompt.token_ids is not None:
-        prompt.token_ids = gate.truncate(prompt.token_ids, limit, body.truncation_side)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import time
 import uuid
+from collections.abc import Awaitable, Callable
 
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.generation.embedding import Embedded, total
+from services.gateway.http.answers.answer import identity
 from services.gateway.http.answers.events import WholeResponse
 from services.gateway.http.answers.objects import encode
 from services.gateway.http.answers.vectors import check_packing, packed_text, shortened
@@ -49,17 +50,12 @@ class Scoring:
         check_fields(body)
         prompts = await read_inputs(gate, request, body)
 
-        async def answer() -> bytes:
-            found = await self._scores(gate, request, body, prompts)
-            labels = gate.labels
-            data = []
-            for index, one in enumerate(found):
-                scores = one.values().tolist()
-                label = labels[max(range(len(scores)), key=scores.__getitem__)]
-                data.append(ClassScores(index=index, label=label, probs=scores, num_classes=len(scores)))
-            return self._list(gate, "classify", body, data, found)
+        def of(index: int, one: Embedded) -> ClassScores:
+            scores = one.values().tolist()
+            label = gate.labels[max(range(len(scores)), key=scores.__getitem__)]
+            return ClassScores(index=index, label=label, probs=scores, num_classes=len(scores))
 
-        return WholeResponse(answer, {})
+        return self._list(gate, "classify", body, lambda: self._scores(gate, request, body, prompts), of)
 
     async def pool(self, request: Request) -> Response:
         body = await self._gate.bodies.read(request, PoolingBody)
@@ -73,20 +69,15 @@ class Scoring:
         if kind is None:
             raise RequestError(f"task must be {next(iter(kinds))} with this model", field="task")
         prompts = await read_inputs(gate, request, body)
+        pooling = Pooling(kind, body.use_activation is not False)
 
-        async def answer() -> bytes:
-            activates = body.use_activation is not False
-            found = await pooled(gate, request, body, prompts, Pooling(kind, activates))
-            data: list[Pooled] = []
-            for index, one in enumerate(found):
-                vector = shortened(one.values(), body.dimensions, normalize=activates)
-                text = (
-                    packed_text(vector, body.embed_dtype, body.endianness) if body.encoding_format == "base64" else None
-                )
-                data.append(Pooled(index=index, data=vector.tolist() if text is None else text))
-            return self._list(gate, "pool", body, data, found)
+        def of(index: int, one: Embedded) -> Pooled:
+            vector = shortened(one.values(), body.dimensions, normalize=pooling.normalize)
+            as_text = body.encoding_format == "base64"
+            data = packed_text(vector, body.embed_dtype, body.endianness) if as_text else vector.tolist()
+            return Pooled(index=index, data=data)
 
-        return WholeResponse(answer, {})
+        return self._list(gate, "pool", body, lambda: pooled(gate, request, body, prompts, pooling), of)
 
     async def score(self, request: Request) -> Response:
         body = await self._gate.bodies.read(request, ScoreBody)
@@ -94,12 +85,10 @@ class Scoring:
         self._check_pairs(gate, body)
         pairs = read_pairs(body)
 
-        async def answer() -> bytes:
-            found = await self._pair_scores(gate, request, body, pairs)
-            data = [Score(index=index, score=one.values()[0]) for index, one in enumerate(found)]
-            return self._list(gate, "score", body, data, found)
+        def of(index: int, one: Embedded) -> Score:
+            return Score(index=index, score=one.values()[0])
 
-        return WholeResponse(answer, {})
+        return self._list(gate, "score", body, lambda: self._pair_scores(gate, request, body, pairs), of)
 
     async def rerank(self, request: Request) -> Response:
         body = await self._gate.bodies.read(request, RerankBody)
@@ -162,16 +151,23 @@ class Scoring:
         pooling = Pooling(PoolingKind.CLASSIFY, body.use_activation is not False)
         return await pooled(gate, request, body, prompts, pooling)
 
-    def _list(self, gate: Gate, prefix: str, body: PoolingFields, data: list[Scored], found: list[Embedded]) -> bytes:
-        return encode(
-            ScoredList(
-                id=f"{prefix}-{uuid.uuid4().hex}",
-                created=int(time.time()),
-                model=gate.model_name(body.model),
-                data=data,
-                usage=_usage(found),
-            )
-        )
+    def _list(
+        self,
+        gate: Gate,
+        prefix: str,
+        body: PoolingFields,
+        pool: Callable[[], Awaitable[list[Embedded]]],
+        of: Callable[[int, Embedded], Scored],
+    ) -> Response:
+        """What is made `of` each vector."""
+
+        async def answer() -> bytes:
+            found = await pool()
+            data = [of(index, one) for index, one in enumerate(found)]
+            known = identity(prefix, gate.model_name(body.model))
+            return encode(ScoredList(**known, data=data, usage=_usage(found)))
+
+        return WholeResponse(answer, {})
 
 
 def _usage(found: list[Embedded]) -> PooledUsage:

@@ -1,4 +1,4 @@
-"""The prompts of one completion request: a text, ids, or a list of either."""
+"""The prompts of one request: a text, ids, or a list of either."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from starlette.requests import Request
 
+from services.gateway.http.requests.gate import Gate
 from shared.errors import RequestError
+from shared.messages import RequestHeader, TokenizeRequest
+from shared.sampling import SamplingParams
 
 MAX_PROMPTS = 256  # in one request: each is a stream of its own
 MAX_TOKEN_ID = 2**31 - 1
@@ -20,17 +24,28 @@ class Prompt(msgspec.Struct):
     token_ids: list[int] | None = None
     shown: str = ""  # what the answer begins with, where it echoes
 
+    def request(self, gate: Gate, header: RequestHeader, params: SamplingParams) -> TokenizeRequest:
+        if self.token_ids is None:
+            return TokenizeRequest(header, params, text=self.text)
+        return TokenizeRequest(header, params, token_ids=gate.pack(self.token_ids))
 
-def read_prompts(
-    prompt: str | Sequence[Any], *, field: str = "prompt", at_most: int | None = MAX_PROMPTS
-) -> list[Prompt]:
+
+async def look_up(gate: Gate, request: Request, body: Any, prompt: Prompt, *, tells: bool = False) -> None:
+    """The ids of a prompt that is not tokenized as others are, or not the whole of it, or of which the answer `tells`
+    them.  `body` says so in `add_special_tokens`, `truncate_prompt_tokens` and `truncation_side`."""
+    plain, limit = body.add_special_tokens is False, body.truncate_prompt_tokens
+    if prompt.text and (tells or plain or limit is not None):
+        prompt.token_ids = await gate.encode(request, text=prompt.text, add_special_tokens=not plain)
+    if prompt.token_ids is not None:
+        kept = gate.truncate(prompt.token_ids, limit, body.truncation_side)
+        if len(kept) < len(prompt.token_ids):
+            prompt.token_ids, prompt.text = kept, None
+
+
+def read_prompts(prompt: str | list[Any], *, field: str = "prompt", at_most: int | None = MAX_PROMPTS) -> list[Prompt]:
     """Raises RequestError, naming `field`, on an empty or mixed list, and on more prompts than one request may have."""
     if isinstance(prompt, str):
         return [Prompt(text=prompt)]
-    return _read_list(prompt, field, at_most)
-
-
-def _read_list(prompt: Sequence[Any], field: str, at_most: int | None) -> list[Prompt]:
     if not prompt:
         raise RequestError(f"{field} must not be empty", field=field)
     if _are_ids(prompt, field):
