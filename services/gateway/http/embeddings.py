@@ -18,7 +18,7 @@ from services.gateway.http.answers.vectors import PACKED, check_packing, packed,
 from services.gateway.http.pooling.inputs import InputFields, check_fields, pooled, read_inputs
 from services.gateway.http.requests.fields import Int
 from services.gateway.http.requests.gate import Gate
-from shared.errors import RequestError
+from services.gateway.http.requests.reading import field_error
 from shared.pooling import Pooling, PoolingKind
 
 MAX_DESCRIBED = 256  # a hundred bytes each, where clients read headers of some ten thousand
@@ -81,9 +81,9 @@ class Embeddings:
         check_inputs(len(prompts))
 
         if body.encoding_format == "bytes" and len(prompts) > MAX_DESCRIBED:
-            raise RequestError(
-                f"encoding_format bytes describes at most {MAX_DESCRIBED} vectors in a header; bytes_only has no limit",
-                field="encoding_format",
+            raise field_error(
+                "encoding_format",
+                f"bytes describes at most {MAX_DESCRIBED} vectors in a header; bytes_only has no limit",
             )
 
         async def answer() -> bytes | Response:
@@ -135,10 +135,10 @@ def _as_bytes(body: EmbeddingBody, vectors: list[array[float]], known: dict[str,
 
 def _check(body: EmbeddingBody) -> None:
     if body.encoding_format not in (None, "float", *PACKED):
-        raise RequestError(f"encoding_format must be one of float, {', '.join(PACKED)}", field="encoding_format")
+        raise field_error("encoding_format", f"must be one of float, {', '.join(PACKED)}")
     check_fields(body)
     if None not in (body.normalize, body.use_activation) and body.normalize != body.use_activation:
-        raise RequestError("use_activation contradicts normalize", field="use_activation")
+        raise field_error("use_activation", "contradicts normalize")
     check_packing(body.encoding_format, body.embed_dtype, body.endianness)
 
 
@@ -149,5 +149,5 @@ def _normalizes(body: EmbeddingBody) -> bool:
 def _pooling(body: EmbeddingBody) -> Pooling:
     kinds = [PoolingKind.LAST.value, PoolingKind.MEAN.value]
     if body.pooling is not None and body.pooling not in kinds:
-        raise RequestError(f"pooling must be one of {', '.join(kinds)}", field="pooling")
+        raise field_error("pooling", f"must be one of {', '.join(kinds)}")
     return Pooling(PoolingKind(body.pooling or PoolingKind.LAST), _normalizes(body))

@@ -11,9 +11,9 @@ from msgspec import UNSET, UnsetType
 from services.gateway.http.answers.objects import TokenUsage, explanations, usage_of
 from services.gateway.http.answers.timing import metrics_of
 from services.gateway.http.requests.fields import GenerationBody
+from services.gateway.http.requests.reading import field_error
 from services.gateway.streams.stream import Stream
 from shared.config import GatewaySettings
-from shared.errors import RequestError
 from shared.messages import SequenceText
 
 
@@ -34,7 +34,7 @@ class UsageOptions:
     def __init__(self, body: GenerationBody, settings: GatewaySettings) -> None:
         options = body.stream_options
         if options is not None and not body.stream:
-            raise RequestError("stream_options can only be given with stream", field="stream_options")
+            raise field_error("stream_options", "can only be given with stream")
         forced = settings.enable_force_include_usage
         self._times = settings.enable_per_request_metrics
         self._at_end = bool(options and options.include_usage) or forced

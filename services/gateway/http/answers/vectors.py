@@ -9,7 +9,7 @@ import sys
 from array import array
 from bisect import bisect_left
 
-from shared.errors import RequestError
+from services.gateway.http.requests.reading import field_error
 
 DTYPES = ("float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2")
 PACKED = ("base64", "bytes", "bytes_only")  # of encoding_format
@@ -20,12 +20,12 @@ MAX_HALF = 65504.0
 def check_packing(encoding: str | None, dtype: str | None, endianness: str | None) -> None:
     """Raise RequestError on what cannot be packed; without base64 there is nothing to pack."""
     if dtype is not None and dtype not in DTYPES:
-        raise RequestError(f"embed_dtype must be one of {', '.join(DTYPES)}", field="embed_dtype")
+        raise field_error("embed_dtype", f"must be one of {', '.join(DTYPES)}")
     if endianness is not None and endianness not in ORDERS:
-        raise RequestError(f"endianness must be one of {', '.join(ORDERS)}", field="endianness")
+        raise field_error("endianness", f"must be one of {', '.join(ORDERS)}")
     for name, value in (("embed_dtype", dtype), ("endianness", endianness)):
         if value is not None and encoding not in PACKED:
-            raise RequestError(f"{name} can only be given with encoding_format {', '.join(PACKED)}", field=name)
+            raise field_error(name, f"can only be given with encoding_format {', '.join(PACKED)}")
 
 
 def shortened(vector: array[float], dimensions: int | None, *, normalize: bool) -> array[float]:
@@ -33,7 +33,7 @@ def shortened(vector: array[float], dimensions: int | None, *, normalize: bool) 
     if dimensions is None or dimensions == len(vector):
         return vector
     if not 1 <= dimensions <= len(vector):
-        raise RequestError(f"dimensions must be between 1 and {len(vector)}, got {dimensions}", field="dimensions")
+        raise field_error("dimensions", f"must be between 1 and {len(vector)}, got {dimensions}")
     kept = vector[:dimensions]
     norm = math.sqrt(math.fsum(value * value for value in kept)) if normalize else 0.0
     return array("f", [value / norm for value in kept]) if norm else kept

@@ -24,6 +24,7 @@ from services.gateway.http.files.endpoint import read_page, served
 from services.gateway.http.files.upload import PURPOSE, read_expiry
 from services.gateway.http.middleware.origins import check_origin
 from services.gateway.http.requests.gate import Gate
+from services.gateway.http.requests.reading import field_error
 from shared.errors import RequestError
 
 log = structlog.get_logger()
@@ -70,9 +71,9 @@ class Batches:
 def _create(store: BatchStore, tenant: str, body: BatchBody) -> BatchRecord:
     """Raises RequestError naming the field that cannot be."""
     if body.endpoint not in ENDPOINTS:
-        raise RequestError(f"endpoint must be one of {', '.join(ENDPOINTS)}", field="endpoint")
+        raise field_error("endpoint", f"must be one of {', '.join(ENDPOINTS)}")
     if body.completion_window != WINDOW:
-        raise RequestError(f"completion_window must be {WINDOW}", field="completion_window")
+        raise field_error("completion_window", f"must be {WINDOW}")
     _check_metadata(body.metadata or {})
     expiry = body.output_expires_after
     seconds = 0 if expiry is None else read_expiry(expiry.anchor, str(expiry.seconds), "output_expires_after")
@@ -99,7 +100,7 @@ def _create(store: BatchStore, tenant: str, body: BatchBody) -> BatchRecord:
 
 def _check_metadata(metadata: dict[str, str]) -> None:
     if len(metadata) > MAX_PAIRS:
-        raise RequestError(f"metadata has {len(metadata)} pairs, more than {MAX_PAIRS}", field="metadata")
+        raise field_error("metadata", f"has {len(metadata)} pairs, more than {MAX_PAIRS}")
     for name, value in metadata.items():
         if len(name) > MAX_NAME_CHARS or len(value) > MAX_VALUE_CHARS:
             raise RequestError(

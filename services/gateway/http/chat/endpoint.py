@@ -34,6 +34,7 @@ from services.gateway.http.conversation.prompt import ToolUse, read_messages
 from services.gateway.http.conversation.reader import AnswerReader
 from services.gateway.http.parsing.parts import Part
 from services.gateway.http.requests.gate import Gate
+from services.gateway.http.requests.reading import field_error
 from services.gateway.http.requests.returning import Bookmark, Rest, positions_of
 from services.gateway.http.requests.sampling import read_beam, refuse_impossible, sampling_params
 from services.gateway.http.requests.thinking import thinking_budget
@@ -302,8 +303,8 @@ class SequenceEvents:
 
 def _check(body: ChatBody) -> None:
     if body.top_logprobs is not None and not body.logprobs:
-        raise RequestError("top_logprobs can only be given with logprobs", field="top_logprobs")
+        raise field_error("top_logprobs", "can only be given with logprobs")
     if body.add_special_tokens:
         raise RequestError("a chat has the special tokens of its template only", field="add_special_tokens")
     if not body.use_beam_search and body.best_of not in (None, body.n or 1):
-        raise RequestError(f"best_of is for completions; in a chat it can only be n={body.n or 1}", field="best_of")
+        raise field_error("best_of", f"is for completions; in a chat it can only be n={body.n or 1}")

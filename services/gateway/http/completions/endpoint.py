@@ -27,11 +27,11 @@ from services.gateway.http.answers.timing import RequestMetrics
 from services.gateway.http.requests.fields import ClientNames, GenerationBody, Int, NotSupported, TokenId
 from services.gateway.http.requests.gate import Gate
 from services.gateway.http.requests.prompts import Prompt, look_up, read_prompts
+from services.gateway.http.requests.reading import field_error
 from services.gateway.http.requests.returning import Bookmark, positions_of
 from services.gateway.http.requests.sampling import read_beam, refuse_impossible, sampling_params
 from services.gateway.http.requests.thinking import as_the_prompt_ends, thinking_budget
 from services.gateway.streams.stream import Position, Stream, StreamDelta
-from shared.errors import RequestError
 from shared.messages import TokenizeRequest
 
 
@@ -274,13 +274,13 @@ class CompletionStream:
 
 def _check(body: CompletionBody, n: int, best_of: int) -> None:
     if best_of < n:
-        raise RequestError(f"best_of must be at least n={n}, got {best_of}", field="best_of")
+        raise field_error("best_of", f"must be at least n={n}, got {best_of}")
     if best_of > n and body.stream:
-        raise RequestError("best_of cannot be streamed: which are best is known at the end", field="best_of")
+        raise field_error("best_of", "cannot be streamed: which are best is known at the end")
     if body.logprob_token_ids and body.echo and body.max_tokens == 0:
-        raise RequestError("logprob_token_ids are of generated tokens, and none are wanted", field="logprob_token_ids")
+        raise field_error("logprob_token_ids", "are of generated tokens, and none are wanted")
     if body.stream and body.echo and body.logprobs is not None and n > 1:
-        raise RequestError("echo with logprobs cannot be streamed for n > 1", field="echo")
+        raise field_error("echo", "with logprobs cannot be streamed for n > 1")
 
 
 def _score(sequence: StreamDelta) -> float:

@@ -9,9 +9,8 @@ from services.gateway.http.conversation.call_grammar import any_calls, named_cal
 from services.gateway.http.conversation.objects import ContentPart, FunctionBody, MessageBody, NamedChoice, ToolBody
 from services.gateway.http.parsing.registry import IN_SPECIAL_TOKENS, make_tool_parser
 from services.gateway.http.requests.formats import AnswerFormats
-from services.gateway.http.requests.reading import converted
+from services.gateway.http.requests.reading import converted, field_error
 from services.gateway.http.requests.thinking import unlimited_thinking
-from shared.errors import RequestError
 from shared.grammar import Grammar
 from shared.messages import ChatMessage, ToolCall
 from shared.reasoning import ThinkingBudget
@@ -24,7 +23,7 @@ MAX_TOOLS = 256
 def read_messages(messages: Sequence[MessageBody]) -> list[ChatMessage]:
     """A body's `messages`.  Raises RequestError on content that is not text."""
     if not messages:
-        raise RequestError("messages must contain at least one message", field="messages")
+        raise field_error("messages", "must contain at least one message")
     return [_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
 
 
@@ -48,8 +47,7 @@ def content_of(content: str | Sequence[ContentPart] | None, field: str) -> str:
         return content
     for place, part in enumerate(content or ()):
         if part.type not in TEXT_PARTS or part.text is None:
-            field = f"{field}[{place}]"
-            raise RequestError(f"{field} is a part of type {part.type[:32]!r}; only text can be read", field=field)
+            raise field_error(f"{field}[{place}]", f"is a part of type {part.type[:32]!r}; only text can be read")
     return "\n".join(part.text or "" for part in content or ())
 
 
@@ -80,14 +78,14 @@ class ToolUse:
         if isinstance(choice, str):
             _check_choice(choice, functions)
         elif self.named not in functions:
-            raise RequestError(f"tool_choice names {self.named[:64]!r}, which is not among tools", field="tool_choice")
+            raise field_error("tool_choice", f"names {self.named[:64]!r}, which is not among tools")
         self.schemas = {name: function.parameters or {} for name, function in functions.items()}
         self.offered = bool(self.tools) and choice != "none"
         if self.offered and parser is None:
-            raise RequestError(
-                "tools cannot be called: the server was started without tool_call_parser, which says in what format "
-                "the model calls them",
-                field="tools",
+            raise field_error(
+                "tools",
+                "cannot be called: the server was started without tool_call_parser, which says in what format the "
+                "model calls them",
             )
         self.keeps_special_tokens = formats.reasoning in IN_SPECIAL_TOKENS or (
             self.offered and parser is not None and parser.keeps_special_tokens
@@ -111,21 +109,18 @@ class ToolUse:
 
 def _functions(tools: Sequence[dict[str, Any]]) -> dict[str, FunctionBody]:
     if len(tools) > MAX_TOOLS:
-        raise RequestError(f"tools has {len(tools)} entries, more than {MAX_TOOLS}", field="tools")
+        raise field_error("tools", f"has {len(tools)} entries, more than {MAX_TOOLS}")
     functions = {}
     for place, tool in enumerate(tools):
         read = converted(tool, ToolBody, f"tools[{place}]")
         if read.type != "function":
-            field = f"tools[{place}].type"
-            raise RequestError(f"{field} is {read.type[:32]!r}; only functions can be called", field=field)
+            raise field_error(f"tools[{place}].type", f"is {read.type[:32]!r}; only functions can be called")
         functions[read.function.name] = read.function
     return functions
 
 
 def _check_choice(choice: str, functions: Sized) -> None:
     if choice == "required" and not functions:
-        raise RequestError("tool_choice is 'required', but there are no tools", field="tool_choice")
+        raise field_error("tool_choice", "is 'required', but there are no tools")
     if choice not in ("auto", "none", "required"):
-        raise RequestError(
-            f"tool_choice must be auto, none, required or a function, got {choice[:32]!r}", field="tool_choice"
-        )
+        raise field_error("tool_choice", f"must be auto, none, required or a function, got {choice[:32]!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from services.gateway.http.conversation.prompt import ROLES
-from shared.errors import RequestError
+from services.gateway.http.requests.reading import field_error
 from shared.messages import ChatMessage, ToolCall
 
 ASSISTANT, TOOL, USER = "assistant", "tool", "user"
@@ -66,7 +66,7 @@ class Turns:
     def check(self, field: str) -> None:
         """Raise RequestError, naming `field`, where nothing was said."""
         if not self._turns:
-            raise RequestError(f"{field} must contain at least one message", field=field)
+            raise field_error(field, "must contain at least one message")
 
     def _open(self, role: str, name: str, *, begins_anew: bool) -> ChatTurn:
         """The turn that grows: the last one, where that is of the same role and may go on.

@@ -13,6 +13,7 @@ from services.gateway.http.answers.objects import json_response
 from services.gateway.http.deployment.supervisor import ABSENT, SupervisorLink
 from services.gateway.http.deployment.view import DeploymentView, GatewayView, counts, services, workers
 from services.gateway.http.requests.gate import Gate
+from services.gateway.http.requests.reading import field_error
 from shared.errors import RequestError
 from shared.messages import Load
 from shared.supervision import FEWEST, SupervisorOrder
@@ -69,14 +70,14 @@ class DeploymentEndpoints:
         self._gate.check_operator(request)
         body = await self._gate.bodies.read(request, RestartBody)
         if not body.services:
-            raise RequestError(f"services is empty: it names some of {', '.join(FEWEST)}", field="services")
+            raise field_error("services", f"is empty: it names some of {', '.join(FEWEST)}")
         return await self._give(SupervisorOrder(restart=list(dict.fromkeys(body.services)), wait=False))
 
     async def scale(self, request: Request) -> Response:
         self._gate.check_operator(request)
         body = await self._gate.bodies.read(request, ScaleBody)
         if not body.replicas:
-            raise RequestError(f"replicas is empty: it has a number for some of {', '.join(FEWEST)}", field="replicas")
+            raise field_error("replicas", f"is empty: it has a number for some of {', '.join(FEWEST)}")
         for service, count in body.replicas.items():
             if count > MAX_REPLICAS:
                 text = f"replicas: {service[:32]}={count} is more than {MAX_REPLICAS}; `pageant scale` has no limit"

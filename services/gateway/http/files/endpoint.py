@@ -16,6 +16,7 @@ from services.gateway.http.files.store import FileStore
 from services.gateway.http.files.upload import receive_file
 from services.gateway.http.middleware.origins import check_origin
 from services.gateway.http.requests.gate import Gate
+from services.gateway.http.requests.reading import field_error
 from shared.errors import RejectCode, RequestError
 
 T = TypeVar("T")
@@ -87,7 +88,7 @@ def read_page(request: Request, most: int, default: int) -> Page:
     given = request.query_params
     limit, order = given.get("limit", str(default)), given.get("order", "desc")
     if not (limit.isdecimal() and limit.isascii() and 1 <= int(limit[:8]) <= most):
-        raise RequestError(f"limit must be in 1..{most}, got {limit[:32]!r}", field="limit")
+        raise field_error("limit", f"must be in 1..{most}, got {limit[:32]!r}")
     if order not in ("asc", "desc"):
-        raise RequestError(f"order must be asc or desc, got {order[:32]!r}", field="order")
+        raise field_error("order", f"must be asc or desc, got {order[:32]!r}")
     return Page(given.get("after", ""), int(limit), newest_first=order == "desc")

@@ -14,6 +14,7 @@ from services.gateway.access.intake import BODY, Body
 from services.gateway.http.errors.failures import UnsupportedMediaTypeError
 from services.gateway.http.files.objects import PURPOSES, FileObject
 from services.gateway.http.files.store import FileStore, Upload
+from services.gateway.http.requests.reading import field_error
 from shared.errors import RejectCode, RequestError
 
 FORM = b"multipart/form-data"
@@ -92,7 +93,7 @@ class UploadForm:
             return
         self._value += data[start:end]
         if len(self._value) > MAX_FIELD_BYTES:
-            raise RequestError(f"{self._name} has more than {MAX_FIELD_BYTES} bytes", field=self._name)
+            raise field_error(self._name, f"has more than {MAX_FIELD_BYTES} bytes")
 
     def _end(self) -> None:
         if self._name != FILE:
@@ -165,9 +166,7 @@ def _check(form: UploadForm) -> int | None:
 def read_expiry(anchor: str | None, seconds: str, field: str = "expires_after") -> int:
     """The seconds that a file is kept."""
     if anchor != "created_at":
-        raise RequestError(f"{field}.anchor must be created_at, got {str(anchor)[:64]!r}", field=f"{field}.anchor")
+        raise field_error(f"{field}.anchor", f"must be created_at, got {str(anchor)[:64]!r}")
     if not (seconds.isdecimal() and seconds.isascii() and SHORTEST <= int(seconds[:16]) <= LONGEST):
-        raise RequestError(
-            f"{field}.seconds must be in {SHORTEST}..{LONGEST}, got {seconds[:32]!r}", field=f"{field}.seconds"
-        )
+        raise field_error(f"{field}.seconds", f"must be in {SHORTEST}..{LONGEST}, got {seconds[:32]!r}")
     return int(seconds)

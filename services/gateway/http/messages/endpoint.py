@@ -13,8 +13,8 @@ from services.gateway.http.messages.answer import MessageAnswer, failure_event
 from services.gateway.http.messages.objects import MessagesBody, MessagesPrompt, TokenCount
 from services.gateway.http.messages.reading import conversation_of, sampling_of
 from services.gateway.http.requests.gate import Gate
+from services.gateway.http.requests.reading import field_error
 from services.gateway.http.requests.returning import refuse_position
-from shared.errors import RequestError
 from shared.messages import TokenizeRequest
 
 VERSION_HEADER = "anthropic-version"
@@ -59,6 +59,4 @@ class Messages:
 def _check_version(request: Request) -> None:
     given = request.headers.get(VERSION_HEADER, FIRST_VERSION)
     if not VERSION.fullmatch(given) or given < FIRST_VERSION:
-        raise RequestError(
-            f"{VERSION_HEADER} must be {FIRST_VERSION} or later, got {given[:32]!r}", field=VERSION_HEADER
-        )
+        raise field_error(VERSION_HEADER, f"must be {FIRST_VERSION} or later, got {given[:32]!r}")

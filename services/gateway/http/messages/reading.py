@@ -21,7 +21,7 @@ from services.gateway.http.messages.objects import (
 )
 from services.gateway.http.requests.formats import AnswerFormats
 from services.gateway.http.requests.output_format import response_format
-from services.gateway.http.requests.reading import converted
+from services.gateway.http.requests.reading import converted, field_error
 from services.gateway.http.requests.sampling import NOTHING, refuse_impossible
 from services.gateway.http.requests.thinking import read_budget
 from shared.errors import RequestError
@@ -44,7 +44,7 @@ def conversation_of(body: MessagesPrompt, formats: AnswerFormats) -> Conversatio
     last = turns.last
     continues = last is not None and last.role == ASSISTANT
     if last is not None and continues and last.calls:
-        raise RequestError("messages end with uses of tools, whose results are missing", field="messages")
+        raise field_error("messages", "end with uses of tools, whose results are missing")
     choice = body.tool_choice
     return Conversation(
         messages=turns.messages,
@@ -67,15 +67,14 @@ def conversation_of(body: MessagesPrompt, formats: AnswerFormats) -> Conversatio
 def _check(body: MessagesPrompt) -> None:
     refuse_impossible(body, nothing=(*NOTHING, []))
     if body.speed not in (None, "standard"):
-        raise RequestError("speed can only be standard", field="speed")
+        raise field_error("speed", "can only be standard")
     managed = body.context_management or {}
     edits = managed.get("edits") if isinstance(managed, dict) else None
     if managed and (not isinstance(edits, list) or len(managed) > 1 or any(edit != KEPT_THINKING for edit in edits)):
         raise RequestError("context_management: editing the context is not supported by this server",
                            field="context_management")  # fmt: skip
     if body.output_config is not None and body.output_config.task_budget is not None:
-        raise RequestError("output_config.task_budget is not supported by this server",
-                           field="output_config.task_budget")  # fmt: skip
+        raise field_error("output_config.task_budget", "is not supported by this server")
 
 
 # -- messages
@@ -91,9 +90,7 @@ def turns_of(body: MessagesPrompt) -> Turns:
     for place, message in enumerate(body.messages):
         field = f"messages[{place}]"
         if message.role not in ROLES:
-            raise RequestError(
-                f"{field}.role must be user, assistant or system, got {message.role[:32]!r}", field=f"{field}.role"
-            )
+            raise field_error(f"{field}.role", f"must be user, assistant or system, got {message.role[:32]!r}")
         if isinstance(message.content, str):
             turns.said(message.role, message.content, field)
             continue
@@ -138,12 +135,12 @@ def _text(blocks: Sequence[InputBlock], field: str, without: str | None = None) 
 
 def _given(text: str | None, field: str) -> str:
     if text is None:
-        raise RequestError(f"{field} is missing", field=field)
+        raise field_error(field, "is missing")
     return text
 
 
 def _not_read(block: InputBlock, field: str, why: str) -> RequestError:
-    return RequestError(f"{field} is a block of type {block.type[:32]!r}{why}", field=field)
+    return field_error(field, f"is a block of type {block.type[:32]!r}{why}")
 
 
 # -- tools
@@ -155,13 +152,11 @@ def _tools(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for place, tool in enumerate(tools):
         field = f"tools[{place}]"
         if (kind := tool.get("type")) not in (None, "custom"):
-            raise RequestError(
-                f"{field}.type is {str(kind)[:32]!r}; only custom tools can be used", field=f"{field}.type"
-            )
+            raise field_error(f"{field}.type", f"is {str(kind)[:32]!r}; only custom tools can be used")
         read = converted(tool, ToolDefinition, field)
         for name, nothing in (("defer_loading", False), ("input_examples", []), ("allowed_callers", ["direct"])):
             if getattr(read, name) not in (None, nothing):
-                raise RequestError(f"{field}.{name} is not supported by this server", field=f"{field}.{name}")
+                raise field_error(f"{field}.{name}", "is not supported by this server")
         function = {"name": read.name, "description": read.description or "", "parameters": read.input_schema}
         found.append({"type": "function", "function": function})
     return found
@@ -174,9 +169,7 @@ def _choice(body: MessagesPrompt) -> str | NamedChoice | None:
     if choice.type == "tool":
         return NamedChoice(function=FunctionName(name=_given(choice.name, "tool_choice.name")))
     if choice.type not in CHOICES:
-        raise RequestError(
-            f"tool_choice.type must be auto, any, tool or none, got {choice.type[:32]!r}", field="tool_choice.type"
-        )
+        raise field_error("tool_choice.type", f"must be auto, any, tool or none, got {choice.type[:32]!r}")
     return CHOICES[choice.type]
 
 
@@ -195,13 +188,9 @@ def _variables(body: MessagesPrompt) -> dict[str, Any]:
 
 def _thinks(thinking: Thinking) -> bool:
     if thinking.type not in THINKS:
-        raise RequestError(
-            f"thinking.type must be enabled, adaptive or disabled, got {thinking.type[:32]!r}", field="thinking.type"
-        )
+        raise field_error("thinking.type", f"must be enabled, adaptive or disabled, got {thinking.type[:32]!r}")
     if thinking.display not in (None, "summarized", "omitted"):
-        raise RequestError(
-            f"thinking.display must be summarized or omitted, got {thinking.display[:32]!r}", field="thinking.display"
-        )
+        raise field_error("thinking.display", f"must be summarized or omitted, got {thinking.display[:32]!r}")
     return THINKS[thinking.type]
 
 
@@ -211,7 +200,7 @@ def _budget(body: MessagesPrompt, formats: AnswerFormats) -> ThinkingBudget | No
     if thinking is None or thinking.budget_tokens is None or thinking.type != "enabled":
         return None
     if thinking.budget_tokens < 1:
-        raise RequestError(f"{BUDGET} must be at least 1, got {thinking.budget_tokens}", field=BUDGET)
+        raise field_error(BUDGET, f"must be at least 1, got {thinking.budget_tokens}")
     return None if formats.tags is None else read_budget(formats, thinking.budget_tokens, BUDGET, _variables(body))
 
 

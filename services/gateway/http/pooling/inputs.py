@@ -13,7 +13,7 @@ from services.gateway.http.conversation.prompt import read_messages
 from services.gateway.http.requests.fields import ClientNames, Int, NotSupported, TokenId
 from services.gateway.http.requests.gate import Gate
 from services.gateway.http.requests.prompts import Prompt, look_up, read_prompts
-from services.gateway.http.requests.reading import converted
+from services.gateway.http.requests.reading import converted, field_error
 from services.gateway.http.requests.sampling import refuse_impossible
 from shared.errors import RequestError
 from shared.messages import ChatOptions, TokenizeRequest
@@ -56,7 +56,7 @@ class InputFields(PoolingFields, kw_only=True):
 def check_fields(body: PoolingFields) -> None:
     refuse_impossible(body)
     if body.padding not in (None, "do_not_pad"):
-        raise RequestError("padding can only be do_not_pad", field="padding")
+        raise field_error("padding", "can only be do_not_pad")
 
 
 async def read_inputs(gate: Gate, request: Request, body: InputFields) -> list[Prompt]:

@@ -10,7 +10,7 @@ from services.gateway.generation.embedding import MAX_INPUTS
 from services.gateway.http.conversation.objects import ContentPart
 from services.gateway.http.conversation.prompt import content_of
 from services.gateway.http.pooling.objects import PairFields, ScoreBody
-from services.gateway.http.requests.reading import not_valid
+from services.gateway.http.requests.reading import field_error, not_valid
 from shared.errors import RequestError
 
 NAMES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
@@ -19,7 +19,7 @@ NAMES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), (
 def check_pair_fields(body: PairFields) -> None:
     for name in ("max_tokens_per_query", "max_tokens_per_doc"):
         if (getattr(body, name) or 0) < 0:
-            raise RequestError(f"{name} must be a non-negative integer", field=name)
+            raise field_error(name, "must be a non-negative integer")
 
 
 def read_pairs(body: ScoreBody) -> list[tuple[str, str]]:
@@ -35,16 +35,14 @@ def read_pairs(body: ScoreBody) -> list[tuple[str, str]]:
     if len(first) == 1:
         first *= len(second)
     if len(first) != len(second):
-        raise RequestError(
-            f"{names[0]} must have one entry, or as many as {names[1]}: {len(first)} and {len(second)}", field=names[0]
-        )
+        raise field_error(names[0], f"must have one entry, or as many as {names[1]}: {len(first)} and {len(second)}")
     return list(zip(first, second, strict=True))
 
 
 def read_texts(given: Any, field: str) -> list[str]:
     many = given if isinstance(given, list) else [given]
     if not 1 <= len(many) <= MAX_INPUTS:
-        raise RequestError(f"{field} must have between 1 and {MAX_INPUTS} entries, got {len(many)}", field=field)
+        raise field_error(field, f"must have between 1 and {MAX_INPUTS} entries, got {len(many)}")
     return [read_text(one, f"{field}[{place}]" if many is given else field) for place, one in enumerate(many)]
 
 
@@ -55,7 +53,7 @@ def read_text(given: Any, field: str) -> str:
     elif isinstance(given, dict) and "content" in given:
         given = content_of(_parts(given["content"], field), f"{field}.content")
     if not isinstance(given, str) or not given:
-        raise RequestError(f"{field} must be a text that is not empty", field=field)
+        raise field_error(field, "must be a text that is not empty")
     return given
 
 

@@ -34,7 +34,7 @@ from services.gateway.http.pooling.objects import (
 from services.gateway.http.pooling.pairs import check_pair_fields, read_pairs, read_text, read_texts
 from services.gateway.http.requests.gate import Gate
 from services.gateway.http.requests.prompts import Prompt
-from shared.errors import RequestError
+from services.gateway.http.requests.reading import field_error
 from shared.pooling import Pooling, PoolingKind
 
 
@@ -62,12 +62,12 @@ class Scoring:
         gate = self._gate.choose(body.model)
         check_fields(body)
         if body.encoding_format not in (None, "float", "base64"):
-            raise RequestError("encoding_format must be float or base64", field="encoding_format")
+            raise field_error("encoding_format", "must be float or base64")
         check_packing(body.encoding_format, body.embed_dtype, body.endianness)
         kinds = {"classify": PoolingKind.CLASSIFY} if gate.labels else {"embed": PoolingKind.LAST}
         kind = kinds.get(body.task) if body.task else next(iter(kinds.values()))
         if kind is None:
-            raise RequestError(f"task must be {next(iter(kinds))} with this model", field="task")
+            raise field_error("task", f"must be {next(iter(kinds))} with this model")
         prompts = await read_inputs(gate, request, body)
         pooling = Pooling(kind, body.use_activation is not False)
 
@@ -95,7 +95,7 @@ class Scoring:
         gate = self._gate.choose(body.model)
         self._check_pairs(gate, body)
         if body.top_n is not None and body.top_n < 0:
-            raise RequestError(f"top_n must be a non-negative integer, got {body.top_n}", field="top_n")
+            raise field_error("top_n", f"must be a non-negative integer, got {body.top_n}")
         query, documents = read_text(body.query, "query"), read_texts(body.documents, "documents")
 
         async def answer() -> bytes:
@@ -124,9 +124,8 @@ class Scoring:
         check_fields(body)
         check_pair_fields(body)
         if len(gate.labels) > 1:
-            raise RequestError(
-                f"model has {len(gate.labels)} labels, and a score needs a model of one; ask /classify",
-                field="model",
+            raise field_error(
+                "model", f"has {len(gate.labels)} labels, and a score needs a model of one; ask /classify"
             )
 
     async def _pair_scores(

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from services.gateway.access.header import salted
-from shared.errors import RequestError
+from services.gateway.http.requests.reading import field_error
 from shared.messages import RequestHeader
 
 RETENTIONS = {"in_memory": 0.0, "in-memory": 0.0, "24h": 86_400.0}  # seconds, of prompt_cache_retention
@@ -24,7 +24,7 @@ def with_cache_hints(header: RequestHeader, body: Any) -> RequestHeader:
     salt, seconds = getattr(body, "cache_salt", None), retention_of(body)
     if salt is not None:
         if not 0 < len(salt) <= MAX_SALT:
-            raise RequestError(f"cache_salt must have 1 to {MAX_SALT} characters", field="cache_salt")
+            raise field_error("cache_salt", f"must have 1 to {MAX_SALT} characters")
         header = msgspec.structs.replace(header, cache_salt=salted(header.cache_salt, salt))
     return msgspec.structs.replace(header, retention=seconds) if seconds else header
 
@@ -33,9 +33,7 @@ def retention_of(body: Any) -> float:
     """Seconds; 0 without a wish.  OpenAI's two fields, of which the longer counts."""
     named = getattr(body, "prompt_cache_retention", None)
     if named is not None and named not in RETENTIONS:
-        raise RequestError(
-            f"prompt_cache_retention must be in_memory or 24h, got {named[:32]!r}", field="prompt_cache_retention"
-        )
+        raise field_error("prompt_cache_retention", f"must be in_memory or 24h, got {named[:32]!r}")
     return max(RETENTIONS[named] if named is not None else 0.0, _ttl(getattr(body, "prompt_cache_options", None)))
 
 
@@ -43,13 +41,13 @@ def _ttl(options: Any) -> float:
     if options is None:
         return 0.0
     if not isinstance(options, Mapping):
-        raise RequestError("prompt_cache_options must be an object", field="prompt_cache_options")
+        raise field_error("prompt_cache_options", "must be an object")
     given = options.get("ttl")
     if given is None:
         return 0.0
     found = TTL.fullmatch(given) if isinstance(given, str) else None
     seconds = float(int(found[1]) * SECONDS[found[2]]) if found else 0.0
     if not 0 < seconds <= LONGEST:
-        field = "prompt_cache_options.ttl"
-        raise RequestError(f"{field} must be a time such as 30m, at most 24h, got {str(given)[:32]!r}", field=field)
+        what = f"must be a time such as 30m, at most 24h, got {str(given)[:32]!r}"
+        raise field_error("prompt_cache_options.ttl", what)
     return seconds

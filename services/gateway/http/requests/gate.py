@@ -16,12 +16,11 @@ from services.gateway.generation.service import GenerationService
 from services.gateway.generation.tasks import all_or_none
 from services.gateway.http.requests.caching import with_cache_hints
 from services.gateway.http.requests.formats import AnswerFormats
-from services.gateway.http.requests.reading import Bodies, arrival, seconds_left
+from services.gateway.http.requests.reading import Bodies, arrival, field_error, seconds_left
 from services.gateway.http.requests.returning import key_of
 from services.gateway.http.requests.vocabulary import TokenNames
 from services.gateway.streams.stream import Position, Stream, StreamDelta
 from shared.config import Settings
-from shared.errors import RequestError
 from shared.messages import (
     ChatMessage,
     ChatOptions,
@@ -145,14 +144,9 @@ class Gate:
         if limit is None:
             return token_ids
         if limit < -1 or limit == 0:
-            raise RequestError(
-                f"truncate_prompt_tokens must be positive or -1, got {limit}", field="truncate_prompt_tokens"
-            )
+            raise field_error("truncate_prompt_tokens", f"must be positive or -1, got {limit}")
         if self.max_model_len and limit > self.max_model_len:
-            raise RequestError(
-                f"truncate_prompt_tokens is {limit}, more than max_model_len={self.max_model_len}",
-                field="truncate_prompt_tokens",
-            )
+            raise field_error("truncate_prompt_tokens", f"is {limit}, more than max_model_len={self.max_model_len}")
         kept = self._max_input_length if limit < 0 else limit
         return token_ids[:kept] if side == "right" else token_ids[-kept:]
 

@@ -8,6 +8,7 @@ import msgspec
 
 from services.gateway.http.requests.closed_objects import closed
 from services.gateway.http.requests.fields import GenerationBody
+from services.gateway.http.requests.reading import field_error
 from shared.errors import RequestError
 from shared.grammar import Grammar, GrammarKind
 
@@ -61,7 +62,7 @@ def response_format(
     holder = asked.get("json_schema", asked)
     schema = holder.get("schema", holder.get("json_schema")) if isinstance(holder, dict) else None
     if schema is None:
-        raise RequestError(f"{field} has no schema", field=field)
+        raise field_error(field, "has no schema")
     return make_grammar(GrammarKind.JSON_SCHEMA, schema, field, closes=closes)
 
 
@@ -69,14 +70,14 @@ def _structured(asked: Any, *, closes: bool) -> Grammar:
     """vLLM's: an object with one of the kinds."""
     field = "structured_outputs"
     if not isinstance(asked, dict):
-        raise RequestError(f"{field} must be an object", field=field)
+        raise field_error(field, "must be an object")
     closes = bool(asked.get(CLOSES, closes))
     given = {name: value for name, value in asked.items() if value not in (None, False)}
     kinds = [name for name in given if name in STRUCTURED]
     if others := [name for name in given if name not in STRUCTURED and name not in NOT_KINDS]:
         raise RequestError(f"{field}.{others[0][:64]} is not supported by this server", field=field)
     if len(kinds) != 1:
-        raise RequestError(f"{field} must have exactly one of {', '.join(STRUCTURED)}", field=field)
+        raise field_error(field, f"must have exactly one of {', '.join(STRUCTURED)}")
     return make_grammar(STRUCTURED[kinds[0]], given[kinds[0]], field, closes=closes)
 
 
@@ -105,4 +106,4 @@ def _closed(schema: Any, field: str) -> Any:
     except msgspec.DecodeError:
         return schema
     except RecursionError:
-        raise RequestError(f"{field} is nested too deeply", field=field) from None
+        raise field_error(field, "is nested too deeply") from None

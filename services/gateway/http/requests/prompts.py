@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 
 from services.gateway.http.requests.gate import Gate
-from shared.errors import RequestError
+from services.gateway.http.requests.reading import field_error
 from shared.messages import RequestHeader, TokenizeRequest
 from shared.sampling import SamplingParams
 
@@ -47,16 +47,16 @@ def read_prompts(prompt: str | list[Any], *, field: str = "prompt", at_most: int
     if isinstance(prompt, str):
         return [Prompt(text=prompt)]
     if not prompt:
-        raise RequestError(f"{field} must not be empty", field=field)
+        raise field_error(field, "must not be empty")
     if _are_ids(prompt, field):
         return [Prompt(token_ids=list(prompt))]
     if at_most is not None and len(prompt) > at_most:
-        raise RequestError(f"{field} has {len(prompt)} entries, more than {at_most}", field=field)
+        raise field_error(field, f"has {len(prompt)} entries, more than {at_most}")
     if all(isinstance(one, str) for one in prompt):
         return [Prompt(text=one) for one in prompt]
     if all(isinstance(one, list) for one in prompt):
         return [Prompt(token_ids=one) for one in prompt]
-    raise RequestError(f"{field} must be all text, all token ids, or all lists of token ids", field=field)
+    raise field_error(field, "must be all text, all token ids, or all lists of token ids")
 
 
 def _are_ids(prompt: Sequence[Any], field: str) -> bool:
@@ -64,5 +64,5 @@ def _are_ids(prompt: Sequence[Any], field: str) -> bool:
         return False
     wrong = next((one for one in prompt if not 0 <= one <= MAX_TOKEN_ID), None)
     if wrong is not None:
-        raise RequestError(f"{field} contains token id {wrong}, which is out of vocabulary", field=field)
+        raise field_error(field, f"contains token id {wrong}, which is out of vocabulary")
     return True

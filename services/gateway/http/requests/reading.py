@@ -149,6 +149,11 @@ def _keys(data: bytearray) -> frozenset[str]:
     return frozenset(_members.decode(data))
 
 
+def field_error(field: str, what: str) -> RequestError:
+    """A text that begins with the name of the field that something is wrong with."""
+    return RequestError(f"{field} {what}", field=field)
+
+
 def not_valid(error: msgspec.ValidationError, root: str = "") -> RequestError:
     """msgspec says where; OpenAI's `param` names that place, within `root` of the body."""
     message = str(error)
@@ -185,5 +190,5 @@ def seconds_left(request: Request) -> float | None:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds <= MAX_TIMEOUT:
-        raise RequestError(f"{TIMEOUT_HEADER} must be a number of seconds, got {text[:32]!r}", field=TIMEOUT_HEADER)
+        raise field_error(TIMEOUT_HEADER, f"must be a number of seconds, got {text[:32]!r}")
     return seconds

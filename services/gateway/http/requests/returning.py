@@ -14,6 +14,7 @@ import msgspec
 from starlette.requests import Request
 
 from services.gateway.access.header import check_key
+from services.gateway.http.requests.reading import field_error
 from services.gateway.streams.stream import Position, StreamDelta
 from shared.errors import RequestError
 
@@ -37,10 +38,10 @@ def positions_of(request: Request, num_sequences: int) -> list[Position] | None:
     if not request.headers.get(KEY_HEADER):
         raise RequestError(f"{POSITION_HEADER} needs the {KEY_HEADER} of the first call", field=KEY_HEADER)
     if not POSITIONS.fullmatch(text):
-        raise RequestError(f"{POSITION_HEADER} must be the id of an event, got {text[:64]!r}", field=POSITION_HEADER)
+        raise field_error(POSITION_HEADER, f"must be the id of an event, got {text[:64]!r}")
     pairs = [pair.split(".") for pair in text.split(",")]
     if len(pairs) > num_sequences:
-        raise RequestError(f"{POSITION_HEADER} has {len(pairs)} positions, more than n", field=POSITION_HEADER)
+        raise field_error(POSITION_HEADER, f"has {len(pairs)} positions, more than n")
     found = [Position(int(tokens), int(characters)) for tokens, characters in pairs]
     return [*found, *[Position()] * (num_sequences - len(found))]
 
@@ -48,9 +49,7 @@ def positions_of(request: Request, num_sequences: int) -> list[Position] | None:
 def refuse_position(request: Request, what: str) -> None:
     """Where `what` an endpoint answers with is always sent as a whole."""
     if positions_of(request, 1) is not None:
-        raise RequestError(
-            f"{POSITION_HEADER} is not supported here: {what} is sent again from its start only", field=POSITION_HEADER
-        )
+        raise field_error(POSITION_HEADER, f"is not supported here: {what} is sent again from its start only")
 
 
 class Bookmark:

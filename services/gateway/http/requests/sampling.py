@@ -10,6 +10,7 @@ import msgspec
 from services.gateway.generation.checks import named_tokens
 from services.gateway.http.requests.fields import GenerationBody, refused_fields
 from services.gateway.http.requests.output_format import output_grammar
+from services.gateway.http.requests.reading import field_error
 from shared.beam import Beam, EarlyStopping
 from shared.errors import RequestError
 from shared.sampling import SamplingParams
@@ -35,9 +36,9 @@ def refuse_impossible(
         if name not in served and getattr(body, name) not in nothing:
             raise RequestError(f"{name}: {what} is not supported by this server", field=name)
     if getattr(body, "truncation_side", None) not in (None, "left", "right"):
-        raise RequestError("truncation_side must be left or right", field="truncation_side")
+        raise field_error("truncation_side", "must be left or right")
     if (getattr(body, "modalities", None) or ["text"]) != ["text"]:
-        raise RequestError("modalities can only be text", field="modalities")
+        raise field_error("modalities", "can only be text")
 
 
 def sampling_params(body: GenerationBody, *, closes: bool = False, **given: Any) -> SamplingParams:
@@ -59,7 +60,7 @@ def _biases(biases: dict[str, float]) -> dict[int, float]:
     if wrong:
         names = ", ".join(repr(key[:32]) for key in wrong[:SHOWN_KEYS])
         keys = f"the key {names}, which is no token id" if len(wrong) == 1 else f"keys that are no token ids: {names}"
-        raise RequestError(f"logit_bias has {keys}", field="logit_bias")
+        raise field_error("logit_bias", f"has {keys}")
     return {int(key): max(-MAX_BIAS, min(MAX_BIAS, bias)) for key, bias in biases.items()}
 
 
@@ -71,7 +72,7 @@ def read_beam(body: GenerationBody, best_of: int | None = None) -> Beam | None:
     if not body.use_beam_search:
         for name in BEAM_FIELDS:
             if getattr(body, name) is not None:
-                raise RequestError(f"{name} can only be given with use_beam_search", field=name)
+                raise field_error(name, "can only be given with use_beam_search")
         return None
     if body.stream:
         raise RequestError("a beam search cannot be streamed: its answer is known at the end", field="stream")

@@ -9,7 +9,7 @@ import msgspec
 
 from services.gateway.http.parsing.registry import THINKS, begins_inside, make_reasoning_parser
 from services.gateway.http.requests.formats import AnswerFormats
-from shared.errors import RequestError
+from services.gateway.http.requests.reading import field_error
 from shared.reasoning import ThinkingBudget
 
 FIELD = "thinking_token_budget"  # vLLM's
@@ -31,7 +31,7 @@ def thinking_budget(
         return None
     field = f"chat_template_kwargs.{VARIABLE}"
     if not isinstance(named, int) or isinstance(named, bool):
-        raise RequestError(f"{field} must be a whole number, got {str(named)[:32]!r}", field=field)
+        raise field_error(field, f"must be a whole number, got {str(named)[:32]!r}")
     return read_budget(formats, named, field, variables)
 
 
@@ -56,11 +56,11 @@ def read_budget(
     if given == UNLIMITED:
         return None
     if formats.tags is None:
-        raise RequestError(
-            f"{field} is not possible: the server has no reasoning_parser, or the model's tokenizer has no tokens of "
-            "their own that open and close reasoning",
-            field=field,
+        raise field_error(
+            field,
+            "is not possible: the server has no reasoning_parser, or the model's tokenizer has no tokens of their own "
+            "that open and close reasoning",
         )
     if not 0 <= given <= MAX_BUDGET:
-        raise RequestError(f"{field} must be a non-negative integer, or -1 for no limit, got {given}", field=field)
+        raise field_error(field, f"must be a non-negative integer, or -1 for no limit, got {given}")
     return ThinkingBudget(formats.tags, given, begins_inside(formats.reasoning, variables), field)

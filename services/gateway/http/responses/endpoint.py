@@ -18,7 +18,7 @@ from services.gateway.http.conversation.objects import ContentPart
 from services.gateway.http.conversation.prompt import ToolUse
 from services.gateway.http.requests.gate import Gate
 from services.gateway.http.requests.output_format import response_format
-from services.gateway.http.requests.reading import check_content_type
+from services.gateway.http.requests.reading import check_content_type, field_error
 from services.gateway.http.requests.returning import refuse_position
 from services.gateway.http.requests.sampling import NOTHING, refuse_impossible
 from services.gateway.http.responses.answer import LOGPROBS, SEALED, ResponseAnswer
@@ -99,9 +99,9 @@ class Responses:
         query = request.query_params
         order, limit = query.get("order", "desc"), query.get("limit", "20")
         if order not in ("asc", "desc"):
-            raise RequestError(f"order must be asc or desc, got {order[:32]!r}", field="order")
+            raise field_error("order", f"must be asc or desc, got {order[:32]!r}")
         if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= MAX_PAGE):
-            raise RequestError(f"limit must be 1 to {MAX_PAGE}, got {limit[:32]!r}", field="limit")
+            raise field_error("limit", f"must be 1 to {MAX_PAGE}, got {limit[:32]!r}")
         name = self._name(request)
         record = await self._stored(name)
         items = _named([*record.before, *record.input], name[1])
@@ -229,9 +229,9 @@ def _check(body: ResponsesBody) -> None:
     if others := [name for name in body.include or () if name not in (SEALED, LOGPROBS)]:
         raise RequestError(f"include: {others[0][:64]!r} is not supported by this server", field="include")
     if body.top_logprobs and LOGPROBS not in (body.include or ()):
-        raise RequestError(f"top_logprobs can only be given with {LOGPROBS} in include", field="top_logprobs")
+        raise field_error("top_logprobs", f"can only be given with {LOGPROBS} in include")
     if body.truncation not in (None, "disabled"):
-        raise RequestError("truncation can only be disabled", field="truncation")
+        raise field_error("truncation", "can only be disabled")
 
 
 def _named(items: Sequence[InputItem], response_id: str) -> list[InputItem]:

@@ -10,7 +10,7 @@ from typing import Any
 from services.gateway.http.conversation.objects import FunctionName, NamedChoice
 from services.gateway.http.conversation.prompt import MAX_TOOLS, content_of
 from services.gateway.http.conversation.turns import Turns
-from services.gateway.http.requests.reading import converted
+from services.gateway.http.requests.reading import converted, field_error
 from services.gateway.http.responses.inputs import AllowedTools, FunctionTool, InputItem, NamedTool, Namespace
 from shared.errors import RequestError
 
@@ -39,12 +39,12 @@ def read_items(items: Sequence[InputItem], name_of: Callable[[int], str], turns:
                 text = content_of(item.output, f"{field}.output")
                 turns.answered(given(item.call_id, f"{field}.call_id"), text, field)
             case _:
-                raise RequestError(f"{field} is of type {item.type[:32]!r}{NOT_READ}", field=field)
+                raise field_error(field, f"is of type {item.type[:32]!r}{NOT_READ}")
 
 
 def given(text: str | None, field: str) -> str:
     if not text:
-        raise RequestError(f"{field} is missing", field=field)
+        raise field_error(field, "is missing")
     return text
 
 
@@ -57,8 +57,7 @@ def _thought(item: InputItem, field: str) -> str:
     parts = item.content if isinstance(item.content, list) else []
     for place, part in enumerate(parts):
         if part.type != "reasoning_text":
-            where = f"{field}.content[{place}]"
-            raise RequestError(f"{where} is a part of type {part.type[:32]!r}, not reasoning_text", field=where)
+            raise field_error(f"{field}.content[{place}]", f"is a part of type {part.type[:32]!r}, not reasoning_text")
     return "".join(part.text or "" for part in parts) if parts else str(item.content or "")
 
 
@@ -72,7 +71,7 @@ def unsealed(text: str, field: str) -> str:
     try:
         return urlsafe_b64decode(text.encode()).decode("utf-8", "surrogatepass")
     except (binascii.Error, ValueError):
-        raise RequestError(f"{field} was not made by this server", field=field) from None
+        raise field_error(field, "was not made by this server") from None
 
 
 # -- tools
@@ -89,7 +88,7 @@ class ResponseTools:
         self.chat_tools: list[dict[str, Any]] = []
         self._names: dict[str, tuple[str, str]] = {}  # (namespace, name) by the name that the model sees
         if len(tools) > MAX_TOOLS:
-            raise RequestError(f"tools has {len(tools)} entries, more than {MAX_TOOLS}", field="tools")
+            raise field_error("tools", f"has {len(tools)} entries, more than {MAX_TOOLS}")
         for namespace, tool in _functions(tools):
             name = joined(namespace, tool.name)
             self._names[name] = (namespace, tool.name)
@@ -112,17 +111,14 @@ class ResponseTools:
             return NamedChoice(function=FunctionName(name=joined(named.namespace or "", named.name)))
         if kind == "allowed_tools":
             return self._allow(converted(choice, AllowedTools, "tool_choice"))
-        raise RequestError(
-            f"tool_choice is of type {str(kind)[:32]!r}; it can be auto, none, required, a function or allowed_tools",
-            field="tool_choice",
+        raise field_error(
+            "tool_choice", f"is of type {str(kind)[:32]!r}; it can be auto, none, required, a function or allowed_tools"
         )
 
     def _allow(self, allowed: AllowedTools) -> str:
         names = {joined(tool.namespace or "", tool.name) for tool in allowed.tools}
         if unknown := names - self._names.keys():
-            raise RequestError(
-                f"tool_choice allows {min(unknown)[:64]!r}, which is not among tools", field="tool_choice"
-            )
+            raise field_error("tool_choice", f"allows {min(unknown)[:64]!r}, which is not among tools")
         self.chat_tools = [tool for tool in self.chat_tools if tool["function"]["name"] in names]
         return allowed.mode
 
@@ -142,14 +138,12 @@ def _functions(
             space = converted(tool, Namespace, field)
             yield from _functions(space.tools, f"{field}.tools", space.name)
         else:
-            where = f"{field}.type"
-            raise RequestError(f"{where} is {str(kind)[:32]!r}; only functions can be called", field=where)
+            raise field_error(f"{field}.type", f"is {str(kind)[:32]!r}; only functions can be called")
 
 
 def _check_function(function: FunctionTool, field: str) -> None:
     for name in ("defer_loading", "async_"):
         if getattr(function, name):
-            where = f"{field}.{name.rstrip('_')}"
-            raise RequestError(f"{where} is not supported by this server", field=where)
+            raise field_error(f"{field}.{name.rstrip('_')}", "is not supported by this server")
     if function.allowed_callers not in (None, ["direct"]):
-        raise RequestError(f"{field}.allowed_callers can only be direct", field=f"{field}.allowed_callers")
+        raise field_error(f"{field}.allowed_callers", "can only be direct")
