@@ -86,7 +86,7 @@ class Operations:
     async def tokenizer_info(self, request: Request) -> Response:
         """vLLM's: the tokenizer's configuration, with the chat template that is used."""
         gate = self._gate.choose(request.query_params.get("model"))
-        return json_response(await gate.describe())
+        return json_response(msgspec.json.decode((await gate.service.questions.describe()).config))
 
     async def health(self, request: Request) -> Response:
         """200 where requests are served now; 503 with what is missing.  Of the model that the query names, else of the

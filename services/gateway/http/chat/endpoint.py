@@ -110,7 +110,8 @@ class ChatCall:
         header = self.gate.header(request, label=body.request_id, priority=body.priority)
         params = self.gate.seeded(params, request, header)
         options = conversation.options
-        if not (self.prompt_token_ids or self._needs_ids):
+        needs_ids = body.return_token_ids or body.prompt_logprobs is not None or body.truncate_prompt_tokens is not None
+        if not (self.prompt_token_ids or needs_ids):
             return TokenizeRequest(header, params, chat=conversation.messages, chat_options=options)
         ids = self.gate.truncate(
             self.prompt_token_ids or await self.gate.encode(request, chat=conversation.messages, options=options),
@@ -120,18 +121,6 @@ class ChatCall:
         self.prompt_token_ids = ids
         params = self.gate.up_to_the_end(params, len(ids))
         return TokenizeRequest(header, params, token_ids=self.gate.pack(ids))
-
-    @property
-    def _needs_ids(self) -> bool:
-        """Whether the prompt has to be tokens before it is sent on."""
-        body = self.body
-        asked = (body.return_token_ids, body.prompt_logprobs is not None, body.truncate_prompt_tokens is not None)
-        return any(asked)
-
-    @property
-    def tells_logprobs(self) -> bool:
-        """Whether tokens are called by their texts."""
-        return bool(self.body.logprobs) or self.body.prompt_logprobs is not None
 
     def reader(self) -> AnswerReader:
         """A reader for one sequence."""
@@ -212,7 +201,7 @@ class ChatStream:
         call = self._call
 
         async def consume(_: int, stream: Stream, deltas: list[StreamDelta]) -> None:
-            if call.tells_logprobs:
+            if call.body.logprobs or call.body.prompt_logprobs is not None:  # tokens are called by their texts
                 entries = [entry for delta in deltas for entry in (*delta.prompt_logprobs, *delta.logprobs)]
                 await stream.before_writing(call.texts.learn(ids_of(entries)))
             await events.write(b"".join(self._events(stream, delta) for delta in deltas))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -48,7 +47,7 @@ class Gate:
         self.settings = settings
         self.bodies = Bodies(settings.gateway.max_request_bytes)
         self.vocabulary = TokenNames(service.questions.pieces)
-        self.formats = AnswerFormats(settings.gateway, self.describe, service.questions.describe)
+        self.formats = AnswerFormats(settings.gateway, service.questions.describe)
 
     @property
     def closes_formats(self) -> bool:
@@ -217,7 +216,3 @@ class Gate:
         each = list(dict.fromkeys(token_ids))
         pieces = dict(zip(each, await self.service.questions.pieces(each, as_written=True), strict=True))
         return [pieces[token_id].decode() for token_id in token_ids]
-
-    async def describe(self) -> dict[str, Any]:
-        """The tokenizer's configuration, with the chat template."""
-        return msgspec.json.decode((await self.service.questions.describe()).config, type=dict[str, Any])

@@ -40,6 +40,9 @@ PARTS = {Kind.TEXT: "output_text", Kind.REASONING: "reasoning_text"}
 TYPES = {Kind.TEXT: "message", Kind.REASONING: "reasoning", Kind.CALL: "function_call"}
 ERROR_CODES = {RejectCode.RESOURCE_EXHAUSTED: "rate_limit_exceeded", RejectCode.INVALID_ARGUMENT: "invalid_prompt"}
 NO_MORE: dict[str, Any] = {"parameters": None, "strict": False}  # what a function that does not say has
+# Fields of the body that its response has too.
+REPEATED = ("instructions", "max_output_tokens", "previous_response_id", "temperature", "top_p")
+REPEATED_IF_GIVEN = ("user", "safety_identifier", "prompt_cache_key")
 
 Keep = Callable[[ResponseObject], Awaitable[None]]
 
@@ -211,22 +214,16 @@ def make_response(body: ResponsesBody, response_id: str, model: str) -> Response
         created_at=int(time.time()),
         model=model,
         output=[],
-        instructions=body.instructions,
-        max_output_tokens=body.max_output_tokens,
         metadata=body.metadata or {},
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        previous_response_id=body.previous_response_id,
         reasoning={"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
         store=False,
-        temperature=body.temperature,
-        top_p=body.top_p,
         text=text,
         top_logprobs=body.top_logprobs or 0,
         tool_choice="auto" if body.tool_choice is None else body.tool_choice,
         tools=[NO_MORE | tool if tool.get("type") == "function" else tool for tool in body.tools or ()],
-        user=UNSET if body.user is None else body.user,
-        safety_identifier=UNSET if body.safety_identifier is None else body.safety_identifier,
-        prompt_cache_key=UNSET if body.prompt_cache_key is None else body.prompt_cache_key,
+        **{name: getattr(body, name) for name in REPEATED},
+        **{name: value for name in REPEATED_IF_GIVEN if (value := getattr(body, name)) is not None},
     )
 
 

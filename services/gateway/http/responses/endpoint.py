@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,7 @@ class Responses:
 
     async def delete(self, request: Request) -> Response:
         tenant, response_id = self._name(request)
-        if not await self._store.delete(tenant, response_id):
+        if not await asyncio.to_thread(self._store.delete, tenant, response_id):
             raise _unknown(response_id)
         return json_response(DeletedResponse(id=response_id))
 
@@ -160,7 +161,7 @@ class Responses:
     async def _before(self, tenant: str, body: ResponsesBody) -> list[InputItem]:
         if body.previous_response_id is None:
             return []
-        record = await self._store.get(tenant, body.previous_response_id)
+        record = await asyncio.to_thread(self._store.get, tenant, body.previous_response_id)
         if record is None:
             raise RequestError(
                 f"there is no stored response {body.previous_response_id[:64]!r}: it was not stored, was deleted, or "
@@ -188,13 +189,13 @@ class Responses:
             return
         try:
             record = StoredResponse(msgspec.Raw(encode(response)), before, items)
-            await self._store.put(header.tenant, response.id, record)
+            await asyncio.to_thread(self._store.put, header.tenant, response.id, record)
         except OSError as error:  # its client has the answer, and reads that it was not stored
             response.store = False
             log.warning("response_not_stored", request_id=header.request_id, reason=str(error))
 
     async def _stored(self, name: tuple[str, str]) -> StoredResponse:
-        record = await self._store.get(*name)
+        record = await asyncio.to_thread(self._store.get, *name)
         if record is None:
             raise _unknown(name[1])
         return record

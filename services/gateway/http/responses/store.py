@@ -3,7 +3,6 @@ one, finds them."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import os
@@ -38,11 +37,10 @@ class _Output(msgspec.Struct):
 
 
 _decoder = msgspec.json.Decoder(StoredResponse)
-_encoder = msgspec.json.Encoder()
 
 
 class ResponseStore:
-    """Keeps records for `seconds`, and the newest `max_bytes` of them.  Files are written and read in threads.
+    """Keeps records for `seconds`, and the newest `max_bytes` of them.  All of it blocks, and is called from threads.
 
     A tenant finds its own only: its name is part of each file's.
     """
@@ -57,33 +55,25 @@ class ResponseStore:
     def keeps(self) -> bool:
         return self._seconds > 0 and self._max_bytes > 0
 
-    async def put(self, tenant: str, response_id: str, record: StoredResponse) -> None:
-        """Raises OSError where it cannot be written."""
-        await asyncio.to_thread(self._put, self._path(tenant, response_id), _encoder.encode(record))
-
-    async def get(self, tenant: str, response_id: str) -> StoredResponse | None:
-        return await asyncio.to_thread(self._get, self._path(tenant, response_id))
-
-    async def delete(self, tenant: str, response_id: str) -> bool:
-        """Whether there was one."""
-        return await asyncio.to_thread(self._delete, self._path(tenant, response_id))
-
     def _path(self, tenant: str, response_id: str) -> Path:
         key = f"{tenant}\0{response_id}".encode("utf-8", "surrogatepass")
         return self._directory / (hashlib.blake2b(key, digest_size=20).hexdigest() + SUFFIX)
 
-    def _put(self, path: Path, data: bytes) -> None:
+    def put(self, tenant: str, response_id: str, record: StoredResponse) -> None:
+        """Raises OSError where it cannot be written."""
+        path = self._path(tenant, response_id)
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         half = path.with_name(f".{uuid.uuid4().hex}")
         try:
             with os.fdopen(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(data)
+                file.write(msgspec.json.encode(record))
             half.replace(path)
         finally:
             half.unlink(missing_ok=True)
         self._sweep()
 
-    def _get(self, path: Path) -> StoredResponse | None:
+    def get(self, tenant: str, response_id: str) -> StoredResponse | None:
+        path = self._path(tenant, response_id)
         try:
             if path.stat().st_mtime < time.time() - self._seconds:
                 return None
@@ -91,9 +81,10 @@ class ResponseStore:
         except (OSError, msgspec.MsgspecError):
             return None
 
-    def _delete(self, path: Path) -> bool:
+    def delete(self, tenant: str, response_id: str) -> bool:
+        """Whether there was one."""
         try:
-            path.unlink()
+            self._path(tenant, response_id).unlink()
         except OSError:
             return False
         return True

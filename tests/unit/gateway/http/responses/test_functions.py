@@ -314,11 +314,11 @@ async def test_old_and_many_responses_go(tmp_path: Path, monkeypatch: pytest.Mon
     record = StoredResponse(msgspec.Raw(b'{"output": [{"role": "assistant", "content": "' + b"x" * 300 + b'"}]}'), [],
                             [InputItem(role="user", content="Hi")])  # fmt: skip
     for number in range(4):
-        await store.put("", f"resp_{number}", record)
+        store.put("", f"resp_{number}", record)
         await asyncio.sleep(0.02)
-    assert [await store.get("", f"resp_{number}") is not None for number in range(4)] == [False, False, True, True]
-    found = await store.get("", "resp_3")
+    assert [store.get("", f"resp_{number}") is not None for number in range(4)] == [False, False, True, True]
+    found = store.get("", "resp_3")
     assert found is not None and [item.role for item in found.conversation] == ["user", "assistant"]
     later = time.time() + 61
     monkeypatch.setattr(time, "time", lambda: later)
-    assert await store.get("", "resp_3") is None and not await store.delete("", "resp_0")
+    assert store.get("", "resp_3") is None and not store.delete("", "resp_0")
