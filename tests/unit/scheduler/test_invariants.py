@@ -11,7 +11,7 @@ from services.scheduler.invariants import check
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.policy import Policy
 from services.scheduler.state.replica import Replica
-from services.scheduler.state.sequence import Sequence, Status
+from services.scheduler.state.sequence import Request, Sequence, Status
 from shared.errors import FatalError
 from tests.unit.scheduler.fake_worker import capacity
 from tests.unit.scheduler.timed import Timed
@@ -167,6 +167,26 @@ def beam_at_a_worker_that_is_gone(s: Scene) -> None:
     s.core.forks.begin(gone(s), s.first, s.second)
 
 
+def miscounted_background(s: Scene) -> None:
+    s.replica.num_background += 1
+
+
+def miscounted_waiting_background(s: Scene) -> None:
+    s.replica.waiting.num_background += 1
+
+
+def background_before_others(s: Scene) -> None:
+    s.first.request.is_background = True
+    s.replica.num_background += 1
+
+
+def background_beside_others(s: Scene) -> None:
+    other = Request(s.first.request.header, s.first.request.params, [1], [], 99)
+    other.is_background = True
+    s.replica.in_flight[0].sequences.append(Sequence(other, 0, s.first.rank, [1], status=Status.FINISHED))
+    s.replica.in_flight[0].num_samples.append(0)
+
+
 FAULTS: dict[Callable[[Scene], None], str] = {
     lost_block: "held + cached + free",
     double_free: "free list twice",
@@ -186,6 +206,10 @@ FAULTS: dict[Callable[[Scene], None], str] = {
     waiting_that_runs: "are WAITING",
     waiting_with_a_block: "holds nothing",
     waiting_with_a_row: "holds nothing",
+    miscounted_background: "running background sequences are counted",
+    miscounted_waiting_background: "waiting background sequences are counted",
+    background_before_others: "background sequences are the last",
+    background_beside_others: "no step has parts of background sequences and of others",
     lost_sequence: "every unfinished sequence is somewhere",
     sequence_in_two_places: "in one place",
     finished_among_the_open: "finished requests are put aside",

@@ -188,6 +188,26 @@ def test_a_subscriber_that_does_not_read_for_a_while_misses_nothing() -> None:
     assert late == list(range(3999))
 
 
+def test_a_whole_replay_waits_for_a_client_that_does_not_read_for_a_while() -> None:
+    publisher = EventPublisher("tcp://127.0.0.1:*", f"ipc://@pageant-replay-{os.getpid()}", "kv", num_kept=4000)
+    for number in range(4000):
+        publisher.publish(b"%4000d" % number)
+    while not asked(publisher, 3999):
+        pass
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket, context.socket(zmq.DEALER) as behind:
+        socket.linger, socket.rcvtimeo, socket.rcvhwm = 0, 10_000, 1
+        socket.connect(publisher.replay_endpoint)
+        socket.send_multipart([b"", bytes(8)])
+        assert socket.poll(10_000)
+        behind.linger, behind.rcvtimeo = 0, 10_000
+        behind.connect(publisher.replay_endpoint)
+        behind.send_multipart([b"", (3999).to_bytes(8, "big")])
+        assert behind.recv_multipart()[3] == b"%4000d" % 3999, "it is answered behind the other one"
+        found = [int(payload) for *_, payload in iter(socket.recv_multipart, [b"", b"", END, b""])]
+    publisher.close()
+    assert found == list(range(4000))
+
+
 def test_a_publisher_that_is_closed_gives_its_endpoints_back() -> None:
     first = EventPublisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", "kv", num_kept=5)
     first.publish(b"event")

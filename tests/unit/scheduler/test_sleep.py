@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.scheduler.sleep import ModelSleep
-from shared.activity import mark_asleep, read_activity
+from shared.activity import Activity, mark_asleep, read_activity, write_activity
 from shared.clock import steady_time
 from shared.errors import RejectCode
 from shared.messages import (
@@ -104,6 +104,43 @@ def test_a_deadline_and_a_full_queue_are_answered(shell: Shell, tmp_path: Path) 
     shell.hear(Tick())
     (late,) = shell.taken(RequestRejected, "at-g")
     assert late.request_id == "late" and late.code is RejectCode.DEADLINE_EXCEEDED and len(held(shell)) == 2
+
+
+def test_the_supervisor_is_told_at_once_of_the_first_request_and_of_others_at_the_next_tick(
+    shell: Shell, tmp_path: Path
+) -> None:
+    fall_asleep(shell, tmp_path)
+    shell.hear(Tick())
+
+    def said() -> int:
+        """How many requests wait, as it was said last."""
+        held(shell)._queue.drain(5)
+        activity = read_activity(tmp_path)
+        assert activity is not None
+        return activity.num_requests
+
+    assert said() == 0
+    write_activity(tmp_path, Activity(num_requests=77))
+    shell.hear(GetLoad("q", "at-g"))
+    assert said() == 77, "there is nothing to say"
+    shell.ask("a")
+    assert said() == 1
+    shell.ask("b")
+    assert said() == 1, "it is about to bring a worker"
+    shell.hear(Tick())
+    assert said() == 2
+
+
+def test_what_a_gateway_has_asked_for_goes_with_it(shell: Shell, tmp_path: Path) -> None:
+    fall_asleep(shell, tmp_path)
+    shell.hear(shell.hello("g2"))
+    for name in ("stays", "goes"):
+        shell.ask(name)
+    shell.hear(AttachRequest("stays", "at-g2"))
+    shell.hear(Goodbye(ServiceName.GATEWAY, "g", 1))
+    assert len(held(shell)) == 1
+    shell.hear(shell.hello("w2"))
+    assert list(shell.actor.core.requests) == ["stays"]
 
 
 def test_a_model_that_cannot_be_loaded_refuses_what_waits(shell: Shell, tmp_path: Path) -> None:

@@ -249,6 +249,11 @@ def test_what_another_worker_has_is_cheaper_than_what_is_to_compute() -> None:
     )
     seconds = moves.seconds_from(has, 7)
     assert placed == [0.0, pytest.approx(10 * 7 * (1 - seconds / (7 * SIZE / 64)))] and seconds < 0.1
+    w.abort("a")
+    w.scheduler.replicas[has].waiting.num_tokens += 4 * SIZE  # less than the prompt, and more than fetching it costs
+    w.add("b", PROMPT, max_tokens=2)
+    assert w.scheduler.requests["b"].sequences[0].worker == lacks
+    w.scheduler.replicas[has].waiting.num_tokens -= 4 * SIZE
     w.settle()
 
 

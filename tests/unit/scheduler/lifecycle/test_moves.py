@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from services.scheduler.state.policy import Policy
 from services.scheduler.state.replica import Replica
 from shared.messages import BlocksMoved, DropBlocks, FetchBlocks, LookUpBlocks, OfferBlocks, StoreContents
@@ -165,3 +167,18 @@ def test_what_no_store_has_told_of_is_looked_for_in_a_backend() -> None:
     assert not moves.take_orders()
     moves.told(StoreContents("s", order.keys[:2], order.keys[2:]))
     assert moves.wake_time is None and moves.stores.num_of("s") == 2
+
+
+@pytest.mark.parametrize("victim", ["w0", "w1"])
+def test_a_fetch_between_workers_is_over_when_one_of_them_is_gone(victim: str) -> None:
+    w = world(True, True)
+    lender, borrower = w.scheduler.replicas.values()
+    for instance in w.workers:
+        w.scheduler.moves.serve(instance)
+    name(lender, *NAMES[:3])
+    assert borrower.moves.awaits(NAMES[:3], [], 0)
+    assert (lender.pool.num_held, borrower.pool.num_held) == (3, 3)
+    w.lose(victim)
+    other = borrower if victim == "w0" else lender
+    assert not other.moves.open and not other.pool.num_held
+    assert w.scheduler.moves.wake_time is None and not w.scheduler.moves.take_orders()
