@@ -113,8 +113,9 @@ def test_what_stays_broken_at_the_prompt_s_end_is_the_prompt_s_and_no_more(spell
         model = tokenizer(path)
         first, second, third = model.encode_plain("日")[-3:]
         (plain,) = model.encode_plain("a!")[-1:]
+        never = next(filter(None, map(model.tokenizer.token_to_id, ("ÿ", "<0xFF>"))))  # no character has this byte
         prompt = [plain, first, second][: 1 + num_bytes]
-        for ids in ([first, plain], [plain, first, second, third, plain, first], [first, first, plain]):
+        for ids in ([first, plain], [never, plain], [plain, first, second, third, plain, first], [first, first, plain]):
             made = factory(path).make(prompt, whole_prompt=False, skip_special_tokens=True)
             assert whole(made, ids) == offline(model, prompt, ids, True)
 
@@ -133,7 +134,9 @@ def test_an_empty_prompt_loses_the_first_space_of_the_text(spelled: Path) -> Non
             text = model.tokenizer.decode([pieces[2], *ids])[1:]
             cut = factory(spelled).make([1], whole_prompt=True, skip_special_tokens=True)
             assert whole(cut, ids) == text.removeprefix(" ")
-            assert whole(factory(spelled).make([1], whole_prompt=False, skip_special_tokens=True), ids) == text
+            for prompt, is_whole in (([1], False), ([1, pieces[1]], True)):
+                kept = factory(spelled).make(prompt, whole_prompt=is_whole, skip_special_tokens=True)
+                assert whole(kept, ids) == text
 
 
 def test_ids_that_the_tokenizer_lacks_are_silent(data_dir: Path) -> None:
