@@ -77,3 +77,19 @@ def test_a_state_that_went_back_sees_the_tokens_that_it_has_not_seen(tmp_path: P
         driver.step({0: 3}, {0: [expected.output[place], (expected.output[place + 1] + 1) % 100]})
     driver.generate(8)
     assert row.output[:8] == expected.output[:8]
+
+
+def test_a_row_begins_behind_a_prefix_with_the_state_that_was_saved(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "qwen3.5")
+    driver = Driver(make_runner(tmp_path))
+    size = driver.runner.capacity.block_size
+    prompt = random_prompt(2 * size + 3, seed=1)
+    first = driver.add(0, prompt)
+    driver.step({0: 2 * size}, state_saves=[(0, 0, 1)])
+    driver.generate(4)
+    again = driver.add(1, prompt)
+    again.blocks, again.num_computed = first.blocks[:2], 2 * size
+    result = driver.step({1: 3}, state_loads=[(1, 0, 1)])
+    assert result.refused_rows == []
+    driver.generate(4)
+    assert again.output == first.output[:4]
