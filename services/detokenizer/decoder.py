@@ -63,7 +63,6 @@ class PieceDecoder:
         pending = len(self._utf8.getstate()[0])
         # Half a character at the prompt's end: should it stay broken, its replacement belongs to the prompt.
         self._num_owned_by_prompt = min(1, pending) if pieces.merges_invalid else pending
-        self._look()
 
     def push(self, token_id: int) -> str:
         if self._is_between:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -18,6 +19,8 @@ from shared.messages import AdmittedSequence
 from shared.packing import pack_tokens
 from shared.pooling import Pooling, PoolingKind
 from shared.sampling import SamplingParams
+from tests.engine.checkpoints import make_runner, random_prompt, save_checkpoint
+from tests.engine.driver import Driver
 
 STATES = torch.tensor([[1.0, 2.0], [3.0, -4.0], [5.0, 6.0], [-7.0, 8.0], [9.0, 1.0], [2.0, 2.0]])
 
@@ -122,3 +125,19 @@ def test_the_last_token_is_scored_by_label(activation: str, normalize: bool) -> 
 def test_a_model_without_labels_scores_none() -> None:
     with pytest.raises(FatalError, match="labels"):
         whole(Pooling(PoolingKind.CLASSIFY), STATES)
+
+
+def test_a_runner_embeds_a_prompt_in_chunks_as_in_one(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "llama-tied")
+    found = []
+    for counts in ((20,), (7, 12, 1)):
+        driver = Driver(make_runner(tmp_path))
+        driver.add(0, random_prompt(20, seed=1), SamplingParams(temperature=0.0, pooling=Pooling(PoolingKind.MEAN)))
+        driver.add(1, random_prompt(40, seed=2))
+        results = [driver.step({0: count, 1: 4}) for count in counts]
+        assert [list(result.embeddings) for result in results] == [[]] * (len(counts) - 1) + [[0]]
+        found.append(np.frombuffer(results[-1].embeddings[0], "<f4"))
+    assert found[0] == pytest.approx(found[1], abs=1e-5) and np.linalg.norm(found[0]) == pytest.approx(1.0)
+    driver.finish(0)
+    driver.add(0, random_prompt(20, seed=1))
+    assert driver.step({0: 20}).embeddings == {}, "the row is another's"

@@ -6,11 +6,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 import torch
 
+from engine.execution import queued_steps
 from engine.execution.pending_result import PendingResult
 from engine.execution.runner import ModelRunner
 from shared.messages.steps import StepPlan
@@ -216,6 +218,19 @@ def test_a_step_that_is_given_up_is_computed_first(directory: Path, slow: ModelR
     del pending, runner, driver
     assert before == 0 != tokens[0, 9].item()
     occupied.finish()
+
+
+def test_a_step_is_short_where_the_last_of_its_size_was(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(runner)
+    driver.add(0, random_prompt(60, seed=3))
+    for count, seconds in ((9, 0.001), (20, 1.0)):
+        clock = iter((0.0, seconds))
+        monkeypatch.setattr(queued_steps, "time", SimpleNamespace(perf_counter=lambda clock=clock: next(clock)))
+        plan = driver.plan({0: count})
+        assert runner.finish(runner.begin(plan)).device_time == seconds
+        driver.live[0].num_computed += count
+    short = {count: runner._queued.is_short(driver.plan({0: count})) for count in (2, 8, 15, 16, 31)}
+    assert short == {2: False, 8: True, 15: True, 16: False, 31: False}
 
 
 def test_refused_rows_are_told_with_the_others(runner: ModelRunner) -> None:

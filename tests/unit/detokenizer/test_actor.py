@@ -189,7 +189,7 @@ async def test_a_defect_in_one_stream_ends_that_request_only(decoders: DecoderFa
         texts, rejected = await b.heard(b.gateways[GATEWAYS[0]])
         assert isinstance(texts, TextBatch) and [said.request_id for said in texts.sequences] == ["s"]
         assert isinstance(rejected, RequestRejected) and rejected.request_id == "r"
-        assert [type(notice) for notice in await b.heard(b.scheduler)] == [StopMatched]
+        assert await b.heard(b.scheduler) == [StopMatched("r", 0, 2 if is_made else 0)]
 
 
 def test_memory_of_closed_streams_is_bounded(decoders: DecoderFactory) -> None:
@@ -203,6 +203,17 @@ def test_memory_of_closed_streams_is_bounded(decoders: DecoderFactory) -> None:
     table.take_notices()
     table.apply(TokenBatch([], [end for _, end in streams]))
     assert table.take_notices() == [StreamLost("a", 0)]
+
+
+def test_a_stream_that_was_closed_and_opened_again_may_be_lost_as_any_other(decoders: DecoderFactory) -> None:
+    table = StreamTable(decoders)
+    table.apply(TokenBatch([opened("r")], [tokens([1])], [("r", 0)]))
+    table.apply(TokenBatch([], [tokens([1], 1)]))
+    assert table.take_notices() == [], "it is closed, and some tokens were under way"
+    table.apply(TokenBatch([opened("r")], [tokens([1])]))
+    for _ in range(2):
+        table.apply(TokenBatch([], [tokens([1], 2)]))
+        assert table.take_notices() == [StreamLost("r", 0)]
 
 
 async def test_what_leaves_beside_a_gateway_takes_no_stream_with_it(decoders: DecoderFactory) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -106,11 +107,36 @@ def test_half_a_character_in_the_prompt(spelled: Path) -> None:
         assert REPLACEMENT not in whole(broken, model.encode_plain("!"))
 
 
+@pytest.mark.parametrize("num_bytes", [1, 2])
+def test_what_stays_broken_at_the_prompt_s_end_is_the_prompt_s_and_no_more(spelled: Path, num_bytes: int) -> None:
+    for path in (BUNDLED, spelled):
+        model = tokenizer(path)
+        first, second, third = model.encode_plain("日")[-3:]
+        (plain,) = model.encode_plain("a!")[-1:]
+        never = next(filter(None, map(model.tokenizer.token_to_id, ("ÿ", "<0xFF>"))))  # no character has this byte
+        prompt = [plain, first, second][: 1 + num_bytes]
+        for ids in ([first, plain], [never, plain], [plain, first, second, third, plain, first], [first, first, plain]):
+            made = factory(path).make(prompt, whole_prompt=False, skip_special_tokens=True)
+            assert whole(made, ids) == offline(model, prompt, ids, True)
+
+
+def test_bytes_that_are_none_of_any_character_are_replaced_one_by_one(spelled: Path) -> None:
+    ids = [tokenizer(spelled).tokenizer.token_to_id(name) for name in ("<0xF0>", "<0xFF>", "<0xFF>", "H")]
+    made = factory(spelled).make([1], whole_prompt=True, skip_special_tokens=True)
+    assert [*map(made.push, ids)] == ["", 2 * REPLACEMENT, REPLACEMENT, "H"]
+
+
 def test_an_empty_prompt_loses_the_first_space_of_the_text(spelled: Path) -> None:
-    for text in ("Hello there", " Hello"):
-        ids = tokenizer(spelled).encode_plain(text)
-        assert whole(factory(spelled).make([1], whole_prompt=True, skip_special_tokens=True), ids) == text
-        assert whole(factory(spelled).make([1], whole_prompt=False, skip_special_tokens=True), ids) == f" {text}"
+    model = tokenizer(spelled)
+    pieces = [*map(model.tokenizer.token_to_id, ("▁", "▁H", "H", "▁▁"))]
+    for _ in range(2):  # the second time tokens are known
+        for ids in map(list, product(pieces, repeat=3)):
+            text = model.tokenizer.decode([pieces[2], *ids])[1:]
+            cut = factory(spelled).make([1], whole_prompt=True, skip_special_tokens=True)
+            assert whole(cut, ids) == text.removeprefix(" ")
+            for prompt, is_whole in (([1], False), ([1, pieces[1]], True)):
+                kept = factory(spelled).make(prompt, whole_prompt=is_whole, skip_special_tokens=True)
+                assert whole(kept, ids) == text
 
 
 def test_ids_that_the_tokenizer_lacks_are_silent(data_dir: Path) -> None:
@@ -120,11 +146,11 @@ def test_ids_that_the_tokenizer_lacks_are_silent(data_dir: Path) -> None:
 
 @relaxed
 @given(data=st.data())
-def test_the_window_agrees_with_the_pieces_on_text(data_dir: Path, data: st.DataObject) -> None:
-    path = data_dir / data.draw(st.sampled_from(["tokenizers/qwen3", "tokenizers/llama2"]))
+def test_the_window_agrees_with_the_pieces_on_text(paths: list[Path], data: st.DataObject) -> None:
+    path = data.draw(st.sampled_from(paths))
     model = tokenizer(path)
     ids = model.encode_plain(data.draw(texts).replace(REPLACEMENT, ""))
-    prompt = model.encode("Once upon a time")
+    prompt = model.encode("Once upon a time there was a decoder that was shown many words before")
     pieces = factory(path).make(prompt, whole_prompt=True, skip_special_tokens=False)
     assert whole(WindowDecoder(model, prompt, False), ids) == whole(pieces, ids)
 

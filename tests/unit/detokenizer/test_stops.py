@@ -69,6 +69,10 @@ def test_unarmed_text_passes_but_may_begin_a_later_match(early: str, late: str, 
         assert matcher.matched == str(stop)
 
 
+def test_without_any_string_nothing_is_held_back() -> None:
+    assert StopMatcher([], include=False).push("the end") == "the end"
+
+
 def test_including_the_string_holds_nothing_back() -> None:
     matcher = StopMatcher(["END"], include=True)
     assert matcher.push("the EN") == "the EN"

@@ -133,6 +133,20 @@ def test_what_is_held_back_comes_with_the_finish() -> None:
     assert last is not None and last.text == "two\ufffd"
 
 
+def test_what_is_held_back_comes_with_a_finish_without_tokens() -> None:
+    stream = TextStream(opened(stop=["two three"]), factory(BUNDLED))
+    stream.advance(tokens(tokenizer(BUNDLED).encode_plain("one two")))
+    last = stream.advance(tokens([], 2, FinishReason.LENGTH))
+    assert last is not None and (last.text, last.finish_reason) == ("two", FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize("finish", [FinishReason.STOP, FinishReason.LENGTH])
+def test_a_stop_token_is_the_reason_of_a_stop_alone(finish: FinishReason) -> None:
+    ids = tokenizer(BUNDLED).encode_plain("one two")
+    said = say(BUNDLED, opened(), ids, finish=finish, stop_token_id=None if finish is FinishReason.STOP else ids[-1])
+    assert (said.finish_reason, said.stop_reason) == (finish, "")
+
+
 @pytest.mark.parametrize(("include", "text"), [(False, "one"), (True, "one<|im_end|>")])
 def test_a_stop_token_is_reported_but_not_shown(data_dir: Path, include: bool, text: str) -> None:
     path = data_dir / "tokenizers/qwen3"

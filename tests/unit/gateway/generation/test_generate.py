@@ -38,6 +38,18 @@ async def test_a_format_that_is_too_long_is_refused_here_and_goes_no_further() -
         call.cancel()
 
 
+async def test_a_request_waits_for_its_first_token_until_one_comes() -> None:
+    async with front() as f:
+        forecasts = f.troupe.gateway.generation.forecasts
+        call = f.inference.Generate(ask())
+        request = await f.troupe.request()
+        assert len(forecasts) == 1
+        f.troupe.say(request, "upon")
+        assert (await call.read()).text == "upon"
+        assert len(forecasts) == 0
+        call.cancel()
+
+
 async def test_a_stream_from_first_token_to_usage() -> None:
     async with front() as f:
         call = f.inference.Generate(ask(max_tokens=4, temperature=0.7), metadata=(("x-tenant", "acme"),))

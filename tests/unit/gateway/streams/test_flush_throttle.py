@@ -75,6 +75,18 @@ async def test_a_round_rests_as_long_as_it_worked() -> None:
             await asyncio.sleep(0.005)
 
 
+async def test_all_that_comes_during_a_rest_leaves_in_one_round() -> None:
+    hand = Hand()
+    hand.work(0.02)
+    assert [hand.output() for _ in range(3)] == [1, 1, 1]
+    async with asyncio.timeout(30):
+        while hand.num_woken < 2:
+            await asyncio.sleep(0.005)
+    await asyncio.sleep(0.03)  # as long as further rests would take
+    hand.work(0.02)
+    assert hand.num_woken == 2 and hand.throttle.rest() > 0, "no round without streams has begun behind it"
+
+
 @pytest.mark.parametrize(("cores", "times"), [(1, 7.0), (2, 4.0), (6, 2.0)])
 def test_the_share_is_small_on_a_small_machine_only(cores: int, times: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", {0: set(range(cores))}.__getitem__)  # of this process
