@@ -84,7 +84,7 @@ class ChildPool(Generic[T]):
         self._answers = msgspec.msgpack.Decoder(answers)
         self._max_answer_bytes = max_answer_bytes
         self._num_children = num_children
-        self._idle: asyncio.Queue[Process] = asyncio.Queue()  # what is taken gets work, or is released
+        self._idle: asyncio.Queue[Process] = asyncio.Queue()  # each taker gives it work or puts it back
         self._children: set[Process] = set()
         self._replacing: set[asyncio.Task[None]] = set()
         self._all_reaped = asyncio.Event()

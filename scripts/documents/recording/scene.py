@@ -136,7 +136,7 @@ def _follow(stage: ScenePlayer, server: subprocess.Popen[bytes], ready: threadin
         if line.startswith(b"pageant:" if ready.is_set() else b"ready:"):
             stage.show(OPERATOR, line.decode())
             ready.set()
-    ready.set()  # it has ended: nobody need wait any longer
+    ready.set()  # the server has ended: the main thread stops waiting for it
 
 
 def _answer(stage: ScenePlayer, ask: list[str], file: str, in_the_middle: Callable[[], None] | None = None) -> str:

@@ -1,4 +1,4 @@
-"""Grammars followed token by token: what may come next, and what is said where nothing may."""
+"""Automata follow a grammar token by token: which tokens they allow next, and which error they raise where none is."""
 
 from __future__ import annotations
 

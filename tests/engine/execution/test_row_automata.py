@@ -285,7 +285,7 @@ def test_a_row_has_nothing_of_the_sequence_that_it_had_before(automata: RowAutom
         end()
         assert automata.of(0) is None and not automata
     free.set()
-    assert all(held and held.standing.cancelled() for held in waiting), "nobody wants what was not begun"
+    assert all(held and held.standing.cancelled() for held in waiting), "a job that has not begun ends with its row"
 
 
 @pytest.fixture

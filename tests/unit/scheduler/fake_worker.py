@@ -275,7 +275,7 @@ class FakeWorker:
         assert len(plan.num_wanted_drafts) in (0, len(rows))
         for row, some, count in zip(rows, sampled, plan.num_wanted_drafts, strict=False):
             assert 0 <= count <= self.capacity.max_head_drafts, "more drafts than the head makes"
-            assert not count or (some and row.may_speculate), "drafts behind nothing, or that nobody may verify"
+            assert not count or (some and row.may_speculate), "drafts behind nothing, or of a plain row"
             first = len(row.tokens) - len(some) + 1  # with the first of them, whatever else was accepted
             assert not count or first + count < row.limit, "drafts of tokens that cannot come"
             guess: list[int] = []

@@ -1,4 +1,4 @@
-"""The shell's part in moves of blocks: who is on the roster with a data link, and where orders go."""
+"""The actor's part in moves of blocks: which processes have a data link, and where the actor sends orders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Orders to move blocks: who is sent what, and how often."""
+"""Orders to move blocks: which worker or store the scheduler sends each order to, and how often."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step in the making: what is taken back leaves no trace in the plan."""
+"""The plan builder: a sequence that it drops from the step leaves no trace in the plan."""
 
 from __future__ import annotations
 

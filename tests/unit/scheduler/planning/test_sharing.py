@@ -48,7 +48,7 @@ def test_who_has_none_gets_a_row_in_the_next_plan() -> None:
 
 @pytest.mark.parametrize(("budget", "num_ahead"), [(12, 1), (13, 2)])
 def test_no_more_go_ahead_than_have_tokens_of_the_step(budget: int, num_ahead: int) -> None:
-    """Four run, and each that goes ahead brings eight: of one that would have none, nobody gives a row."""
+    """Four sequences run, each ahead brings eight tokens, and the planner gives no row to one without tokens."""
     w = World(Policy(max_num_batched_tokens=budget), num_blocks=64, block_size=8, max_num_seqs=4)
     fill(w, 6)
     for name in ("one", "two"):
