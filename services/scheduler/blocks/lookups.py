@@ -68,6 +68,8 @@ class BlockLookups:
 
     def expire(self, now: float) -> None:
         """Wait no longer for what was not answered in time."""
+        if not self._open:
+            return
         late = [(key, store) for key, (store, deadline) in self._open.items() if deadline <= now]
         for key, store in late:
             del self._open[key]

@@ -55,13 +55,19 @@ def check_result(step: Step, result: StepResult, vocab_size: int) -> list[int]:
         _check_head_drafts(step, result, vocab_size)
     if len(result.logprobs) not in (0, len(tokens)):
         raise ProtocolError(f"step {result.step_id}: {len(result.logprobs)} log-probabilities for {len(tokens)} tokens")
+    if result.refused or result.prompt_logprobs or result.embeddings:
+        _check_entries(step, result)
+    return asked
+
+
+def _check_entries(step: Step, result: StepResult) -> None:
+    """What few results have."""
     if any(not (0 <= e < len(step.sequences) and result.num_sampled[e] == 0) for e in result.refused):
         raise ProtocolError(f"step {result.step_id}: refuses an entry that it has sampled, or that is not in the plan")
     if any(not 0 <= entry < len(step.sequences) for entry in result.prompt_logprobs):
         raise ProtocolError(f"step {result.step_id}: log-probabilities of a prompt that was not in the step")
     if any(not (0 <= e < len(step.sequences) and result.num_sampled[e]) for e in result.embeddings):
         raise ProtocolError(f"step {result.step_id}: an embedding of an entry that was not computed to its end")
-    return asked
 
 
 def _check_head_drafts(step: Step, result: StepResult, vocab_size: int) -> None:

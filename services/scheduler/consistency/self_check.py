@@ -65,8 +65,8 @@ def _recount(replica: Replica, audit: Audit) -> tuple[int, int]:
         leaked, lost = (0, 0) if pool.agrees(held, window) else pool.recount(held)
         num_leaked, num_lost = num_leaked + leaked, num_lost + lost
     if replica.snapshots is not None and not replica.snapshots.pool.agrees({}, range(replica.snapshots.pool.size)):
-        leaked, lost = replica.snapshots.pool.recount({})
-        num_leaked, num_lost = num_leaked + leaked, num_lost + lost
+        leaked, _ = replica.snapshots.pool.recount({})
+        num_leaked += leaked
     return num_leaked, num_lost
 
 

@@ -11,7 +11,7 @@ from services.scheduler.planning.branching import branch_off, idle_beams, is_idl
 from services.scheduler.planning.checkpoints import Checkpoints
 from services.scheduler.planning.fair_share import FairShareAdmission
 from services.scheduler.planning.forking import awaits_sibling, can_fork, fork
-from services.scheduler.planning.plan_builder import NONE, PlanBuilder
+from services.scheduler.planning.plan_builder import PlanBuilder
 from services.scheduler.planning.preemption import Preemption
 from services.scheduler.planning.prefixes import Prefixes
 from services.scheduler.planning.quarantine import must_be_alone
@@ -187,16 +187,17 @@ class Batcher:
     def _decode(self) -> tuple[list[Sequence], list[Sequence]]:
         """Give its token to each sequence that lacks one and has room for it in its blocks, as most do.  Returns those
         that lack one and need a block, and those that lack more; a sequence whose last token is coming lacks none."""
+        plain: list[Sequence] = []
         growing: list[Sequence] = []
         prefills: list[Sequence] = []
-        builder, block_size = self.builder, self.replica.block_size
+        budget, block_size = self.builder.budget, self.replica.block_size
         drafted, has_windows = self._drafted, bool(self.replica.sliding)
         for sequence in self.replica.active:
             num_coming = len(sequence.token_ids) + sequence.num_pending
             num_behind = num_coming - sequence.num_computed_tokens
             if num_behind == 0 or num_coming >= sequence.request.max_length:
                 continue
-            if sequence in drafted:
+            if drafted and sequence in drafted:
                 continue
             if sequence.num_pending and sequence.request.search is not None:
                 continue  # which token follows is not the worker's to say
@@ -204,10 +205,11 @@ class Batcher:
                 prefills.append(sequence)
             elif has_windows and self.replica.is_at_edge(sequence, num_coming):
                 growing.append(sequence)
-            elif num_coming <= len(sequence.block_ids) * block_size and builder.budget > 0:
-                builder.schedule(sequence, 1, 1, NONE)
+            elif num_coming <= len(sequence.block_ids) * block_size and len(plain) < budget:
+                plain.append(sequence)
             else:
                 growing.append(sequence)
+        self.builder.schedule_one_each(plain)
         return growing, prefills
 
     def _go_on(self, sequence: Sequence, num_tokens: int, num_samples: int) -> None:

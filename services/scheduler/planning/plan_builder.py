@@ -72,6 +72,22 @@ class PlanBuilder:
         step.num_drafts += len(drafts.token_ids)
         self.budget -= num_tokens
 
+    def schedule_one_each(self, sequences: list[Sequence]) -> None:
+        """Give each its next token, for which it has room in its blocks: column by column, as most steps are nothing
+        else."""
+        if self.unsent and not self.unsent.isdisjoint(sequences):
+            for sequence in sequences:
+                self.schedule(sequence, 1, 1, NONE)
+            return
+        step, count = self.step, len(sequences)
+        step.sequences += sequences
+        step.num_computed += [sequence.num_computed_tokens for sequence in sequences]
+        step.num_scheduled += [1] * count
+        step.num_samples += [1] * count
+        step.new_blocks += [NONE] * count
+        step.drafts += [NO_DRAFTS] * count
+        self.budget -= count
+
     def admit(self, sequence: Sequence, num_tokens: int) -> None:
         """Schedule a sequence that starts now: the worker has nothing of it."""
         self.unsent.add(sequence)

@@ -60,9 +60,7 @@ class Prefixes:
 
     def clear(self) -> None:
         """Forget the step that was made or given up."""
-        self._filling.clear()
         self._marks.clear()
-        self._saving.clear()
 
     def mark(self, sequence: Sequence, end: int) -> None:
         """A snapshot of its state is to be taken behind so many tokens, if the step ends there."""

@@ -17,6 +17,7 @@ from services.scheduler.state.fairness import Shares, is_background
 from services.scheduler.state.replica import Replica
 
 MEMORY = 1024  # steps for which a tenant that left is expected back
+NONE_SLOW: frozenset[str] = frozenset()
 PATIENCE = 2.0  # a tenant gives a row to one that asks for more than its share if it has so many times as many rows
 
 
@@ -106,17 +107,18 @@ class Visitors:
 
     def planned(self) -> None:
         """A plan is made: these have rows now."""
-        self._present = [tenant for tenant in self._replica.num_rows if not is_background(tenant)]
+        self._present = list(self._replica.num_rows)
 
     def slow(self) -> frozenset[str]:
         """The tenants that ask for more than their share of the rows, while another that does not is here, or was
         lately: their prompts make long the steps for which the other has to wait."""
         replica, shares = self._replica, self._shares
         self._note_leavers()
-        everyone = (*self._left, *replica.num_rows, *replica.waiting.tenants)
-        here = {tenant for tenant in everyone if not is_background(tenant)}
+        here = {*self._left, *replica.num_rows, *replica.waiting.tenants}
+        if len(here) > 1:
+            here = {tenant for tenant in here if not is_background(tenant)}
         if len(here) < 2:
-            return frozenset()
+            return NONE_SLOW
         waiting = replica.waiting.counts()
         value = replica.capacity.max_num_seqs / sum(map(shares.weight, here))
         slow = frozenset(
@@ -124,13 +126,13 @@ class Visitors:
             for tenant in here
             if replica.num_rows[tenant] + waiting.get(tenant, 0) > max(1.0, value * shares.weight(tenant))
         )
-        return slow if len(slow) < len(here) else frozenset()
+        return slow if len(slow) < len(here) else NONE_SLOW
 
     def _note_leavers(self) -> None:
         """At most one for each row is remembered, and none for longer than MEMORY."""
         left, num_steps = self._left, self._replica.num_steps
         for tenant in self._present:
-            if tenant not in self._replica.num_rows:
+            if tenant not in self._replica.num_rows and not is_background(tenant):
                 left.pop(tenant, None)
                 left[tenant] = num_steps
         self._present = []

@@ -111,7 +111,7 @@ class Replica:
     @property
     def is_in_background(self) -> bool:
         """Whether there are background sequences only."""
-        return self.has_background and not self.has_foreground
+        return (self.num_background > 0 or self.waiting.num_background > 0) and not self.has_foreground
 
     @property
     def num_resting(self) -> int:

@@ -70,11 +70,7 @@ class StepLog(StepMeter):
 def num_new_prompt_tokens(step: Step) -> int:
     """Of a step's tokens, those of prompts."""
     rows = zip(step.sequences, step.num_computed, step.num_scheduled, strict=True)
-    return sum(
-        min(count, sequence.request.num_prompt_tokens - computed)
-        for sequence, computed, count in rows
-        if computed < sequence.request.num_prompt_tokens
-    )
+    return sum(max(0, min(count, sequence.request.num_prompt_tokens - computed)) for sequence, computed, count in rows)
 
 
 def num_prompt_tokens(step: Step) -> int:

@@ -9,7 +9,9 @@ from shared.messages import (
     DropBlocks,
     Goodbye,
     Hello,
+    Leaving,
     LookUpBlocks,
+    MayLeave,
     OfferBlocks,
     ServiceName,
     StoreCapacity,
@@ -78,3 +80,18 @@ def test_a_store_is_told_to_forget_what_may_be_wrong(shell: Shell) -> None:
     shell.actor.core.moves._to_drop.append("gone")
     shell.hear(store("kept"))
     assert [one for one in shell.sent if isinstance(one[1], DropBlocks)] == [("at-kept", DropBlocks("kept"))]
+
+
+def test_one_that_may_leave_is_told_so_only_in_the_life_that_asked(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another life of it has begun meanwhile: that stays."""
+    traffic = shell.actor.traffic
+    monkeypatch.setattr(shell.actor.core.handovers, "take_released", lambda: ["w"])
+    for epoch, num_told in ((1, 1), (2, 0)):
+        traffic._leaving = {"w": Leaving("w", epoch), "other": Leaving("other", 1)}
+        traffic.dispatch()
+        assert shell.taken(MayLeave) == [MayLeave("w", epoch)] * num_told
+        assert list(traffic._leaving) == ["other"]
+    traffic.dispatch()
+    assert not shell.taken(MayLeave), "it has not said that it leaves"

@@ -165,3 +165,15 @@ def test_of_a_model_that_sleeps_from_the_start_no_length_is_known(
     shell.hear(Goodbye(ServiceName.WORKER, "w", 1))
     roster = shell.taken(Roster, "at-g")[-1]
     assert roster.model is not None and (roster.max_model_len, roster.max_input_length) == (128, 127)
+
+
+def test_gateways_know_a_later_roster_by_its_version(shell: Shell, tmp_path: Path) -> None:
+    """Whether members, adapters or the sleep have changed."""
+    versions = [shell.actor._roster().version]
+    for asleep in (True, False, True):
+        mark_asleep(tmp_path, asleep=asleep)
+        shell.hear(Tick())
+        versions.append(shell.actor._roster().version)
+    shell.hear(shell.hello("g2"))
+    versions.append(shell.actor._roster().version)
+    assert versions == sorted(set(versions))

@@ -229,3 +229,27 @@ def without_samples_of(result: StepResult, refused: list[RefusedRow]) -> StepRes
         [token for some in kept for token in some],
         refused_rows=refused,
     )
+
+
+@pytest.mark.parametrize(
+    ("pool_index", "block", "is_known"), [(0, 0, True), (0, 1, True), (0, -1, False), (9, 0, False)]
+)
+def test_a_block_that_a_worker_knows_in_a_later_life_is_found_by_no_name(
+    pool_index: int, block: int, *, is_known: bool
+) -> None:
+    world = running()
+    replica = world.scheduler.replicas["w0"]
+    plan = world.plan("w0")
+    assert plan is not None
+    before = list(replica.pool.generations)
+    row = RefusedRow(0, Refusal.STALE_BLOCK, block_id=block, known=70, pool=pool_index)
+    while len(replica.in_flight) > 1:
+        world.answer("w0")
+    world.work("w0")
+    answer = world.answers["w0"].pop()
+    assert isinstance(answer, StepResult)
+    world.answers["w0"].append(without_samples_of(answer, [row]))
+    world.hear("w0")
+    assert replica.pool.generations[block] == (70 if is_known else before[block])
+    world.settle()
+    world.assert_outputs()

@@ -8,7 +8,7 @@ from statistics import mean
 
 import pytest
 
-from services.scheduler.draft_length.controller import SURPRISES, DraftLengthController
+from services.scheduler.draft_length.controller import SURPRISES, DraftLengthController, between
 from services.scheduler.draft_length.modes import LENGTHS, PLAIN, Cost, SpeculationMode, believed, modes_of, yields
 from services.scheduler.speculation.speculation import size_of
 
@@ -212,3 +212,8 @@ def test_the_most_that_is_allowed_is_an_arm_too() -> None:
     assert [mode.num_draft_tokens for mode in modes_of(0, 6)] == [0, 1, 2, 4, 6, 1, 2, 4, 6]
     assert [mode.num_draft_tokens for mode in modes_of(0, 1)] == [0, 1, 1]
     assert [mode.num_draft_tokens for mode in modes_of(0, 64)][:8] == [0, 1, 2, 4, 8, 16, 32, 64]
+
+
+@pytest.mark.parametrize(("place", "value"), [(0.0, 1.0), (0.5, 1.5), (2.0, 4.0), (2.5, 4.0), (7.0, 4.0)])
+def test_beyond_the_last_value_there_is_the_last(place: float, value: float) -> None:
+    assert between([1.0, 2.0, 4.0], place) == value

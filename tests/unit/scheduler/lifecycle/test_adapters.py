@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from services.scheduler.recording.recorder import RecordedScheduler
-from services.scheduler.recording.replay import replay
+from services.scheduler.recording.replay import drain, replay
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.adapters import ReplicaAdapters
 from services.scheduler.state.policy import Policy
@@ -235,3 +235,23 @@ def test_a_name_that_gets_another_content_gives_the_earlier_one_up() -> None:
         assert core.adapters.known == {"one": content} and core.adapters.version == version + number + 1
     ((_, order),) = core.adapters.take_orders()
     assert [adapter.digest for adapter in order.adapters] == ["new"]
+
+
+def test_what_is_on_its_way_takes_room_too() -> None:
+    adapters = make(num_held=2)
+    held(adapters, ONE)
+    adapters.want(TWO)
+    assert not adapters.waits_for_room(TWO.digest)
+    assert adapters.order(1, {ONE.digest}) is not None
+    adapters.want(THREE)
+    assert adapters.waits_for_room(THREE.digest)
+
+
+def test_answers_that_a_replay_takes_are_gone() -> None:
+    core = Scheduler(Policy())
+    core.add_worker("w", 5, able())
+    core.adapters.load(LoadAdapter("l", "g", "one", "/one"))
+    ((_, order),) = core.adapters.take_orders()
+    core.adapters.held(AdaptersHeld(5, order.order, [ONE]))
+    drain(core)
+    assert core.adapters.take_answers() == []

@@ -267,3 +267,36 @@ def test_the_shell_answers_a_worker_that_leaves(monkeypatch: pytest.MonkeyPatch)
     assert shell.taken(MayLeave) == [MayLeave("w0", 1)] and not shell.taken(ServeBlocks)
     shell.hear(Leaving("w0", 1))
     assert shell.taken(MayLeave), "the first answer may have been lost"
+
+
+def test_another_target_is_asked_for_what_it_has_itself() -> None:
+    w = world(WorkerRole.BOTH)
+    w.add("r", PROMPT, max_tokens=40)
+    for _ in range(8):
+        step(w)
+    for name in ("w1", "w2"):
+        w.join(name, capacity(block_space=SPACES[SIZE]))
+    w.leave("w0")
+    w.plan("w0")
+    ((_, one),) = w.scheduler.handovers._open.items()
+    ((sequence, _),) = one.num_there.items()
+    one.num_there[sequence] = 5
+    w.lose(one.target)
+    w.plan("w0")
+    assert one.target in w.workers and one.num_there[sequence] == 0
+    w.settle()
+    w.assert_outputs("r")
+
+
+def test_of_a_prompt_that_is_cached_as_a_whole_a_token_is_left_to_compute() -> None:
+    w = world(WorkerRole.PREFILL, WorkerRole.DECODE)
+    w.add("first", PROMPT[: 5 * SIZE + 1], max_tokens=2)
+    w.settle()
+    w.lose("w1")
+    w.add("second", PROMPT[: 4 * SIZE], max_tokens=2)
+    (sequence,) = w.scheduler.requests["second"].sequences
+    source = w.scheduler.replicas[sequence.worker]
+    assert sequence.worker == "w0" and source.pool.num_cached_of(sequence.hash_blocks(SIZE)) == 4
+    assert w.scheduler.handovers._names(sequence, source) == sequence.hash_blocks(SIZE)[:3]
+    w.settle()
+    w.assert_outputs("first", "second")

@@ -143,3 +143,14 @@ def test_an_end_of_sequence_counts_whatever_else_is_asked() -> None:
     world.scheduler.apply("w0", StepResult(plan.epoch, plan.step_id, [1], [0]))
     world.after()
     assert world.outputs["r", 0] == [0] and ("r", 0) in world.finished
+
+
+def test_a_request_that_has_ended_is_not_ended_again_by_a_grammar_that_cannot_be_followed() -> None:
+    world = World()
+    world.add("r", [1, 2, 3], grammar=GRAMMAR)
+    plan = world.plan("w0")
+    assert plan is not None
+    world.abort("r")
+    assert world.scheduler.apply("w0", StepResult(plan.epoch, plan.step_id, [0], [], refused={0: "too large"}), 1.0)
+    world.gather()
+    assert not world.rejected

@@ -152,3 +152,19 @@ def test_where_nobody_is_nobody_is_chosen() -> None:
     alone = Router("least_loaded", w.scheduler.replicas, w.scheduler.moves).place(sequence)
     assert alone is not None and alone.replica.instance == "w0" and not alone.scores
     w.run()
+
+
+def test_a_prefix_whose_window_is_gone_is_no_hit() -> None:
+    costs = []
+    for sliding in ((), ((16, 30),)):
+        w = World(Policy(max_num_batched_tokens=64, routing_policy="prefix_aware"), sliding=sliding)
+        replica = w.scheduler.replicas["w0"]
+        w.add("r", prompt(40))
+        sequence = only(w, "r")
+        nothing = prefix_aware(sequence, replica)
+        for name in sequence.hash_blocks(BLOCK)[:4]:
+            (block,) = replica.pool.allocate(1)
+            replica.pool.register(block, name, replica.pool.generations[block])
+            replica.pool.release([block])
+        costs.append(nothing - prefix_aware(sequence, replica))
+    assert costs[0] > 0 and costs[1] == 0

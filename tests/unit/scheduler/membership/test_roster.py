@@ -130,3 +130,17 @@ def test_a_data_link_has_an_address_and_a_secret_and_blocks_that_move_have_a_siz
         assert reason(space=space, size=size) == f"its blocks have a space of {len(space)} bytes, or no size"
     store = Hello(ServiceName.STORE, "s", "at-s", 1, "s", store=StoreCapacity("a" * 600, b"s", 0))
     assert "data link" in refusal(troupe_of(), store) and not refusal(troupe_of(), worker("w"))
+
+
+def test_of_silent_lives_without_end_the_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.scheduler.membership.roster.MAX_SILENCED", 2)
+    troupe = Membership()
+
+    def is_silent(name: str) -> None:
+        troupe.join(gateway(name), 0.0)
+        assert [member.instance for member in troupe.take_silent(20.0, 10.0)] == [name]
+        troupe.leave(name, 1)
+
+    for name in ("a", "b", "a", "c"):
+        is_silent(name)
+    assert [troupe.is_back(gateway(name)) for name in ("a", "b", "c", "c")] == [True, False, True, False]

@@ -280,3 +280,13 @@ def test_beams_rest_too_and_come_to_what_they_come_to_alone(seed: int) -> None:
     world.run()
     world.assert_outputs()
     world.assert_idle()
+
+
+def test_tokens_that_wait_count_for_their_kind() -> None:
+    world = World(max_num_seqs=1)
+    world.add("running", prompt(4), max_tokens=30)
+    world.step()
+    world.add("live", prompt(9))
+    rest(world, "batch", 13)
+    queued = world.scheduler._assignment.queued
+    assert queued(is_background=False) == (1, 9) and queued(is_background=True) == (1, 13)

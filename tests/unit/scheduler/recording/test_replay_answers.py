@@ -36,6 +36,7 @@ def test_the_time_of_a_recording_is_that_between_its_first_and_its_last_step() -
         (["w", 5.0], {}), (["w"], {"now": 6.5}), (["w", 9.0], {}), (["w"], {}),
     )]  # fmt: skip
     assert played(begin(), join, *steps[:3]).seconds == 4.0
+    assert played(begin(), join, *steps[1:3]).seconds == 2.5
     assert played(begin(), join, steps[0]).seconds == 0.0 == played(begin(), join).seconds
     found = played(begin(), join, *steps[:3])
     assert (found.num_events, found.num_plans, found.num_requests, found.foreign) == (4, 0, 0, "")

@@ -7,7 +7,7 @@ import msgspec
 from services.scheduler.draft_length.proposal import NO_DRAFTS, VerifiableDrafts
 from services.scheduler.state.policy import Policy
 from services.scheduler.state.step import Step
-from services.scheduler.telemetry.steplog import StepLog, StepMeter, num_prompt_tokens
+from services.scheduler.telemetry.steplog import StepLog, StepMeter, num_new_prompt_tokens, num_prompt_tokens
 from shared.messages import StepResult
 from tests.unit.scheduler.world import World
 
@@ -61,3 +61,15 @@ def test_times_are_milliseconds_with_three_places_and_a_new_life_forgets_the_old
 def test_tokens_that_go_on_are_no_prompt_s() -> None:
     step = Step(num_scheduled=[1, 5, 4, 3], drafts=[NO_DRAFTS, NO_DRAFTS, VerifiableDrafts([1, 2, 3]), NO_DRAFTS])
     assert num_prompt_tokens(step) == 5 + 3
+
+
+def test_of_a_step_that_ends_a_prompt_the_prompt_s_tokens_are_new() -> None:
+    world = World(Policy(max_num_batched_tokens=8))
+    world.add("a", list(range(1, 13)), max_tokens=4)
+    replica = world.scheduler.replicas["w0"]
+    numbers = []
+    for _ in range(4):
+        assert world.plan("w0") is not None
+        numbers.append(num_new_prompt_tokens(replica.in_flight[-1]))
+        world.answer("w0")
+    assert numbers == [8, 4, 0, 0]
