@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.short import chosen, read_table
+from tests.short import BUDGETS, chosen, read_table
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 FOLDERS = pytest.StashKey[list[str]]()
@@ -45,14 +45,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--short", action="store_true", help="what scripts/test plays of tests that take long")
+    parser.addoption("--only", choices=BUDGETS, help="of tests that take long, what tests/NAME.txt says")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The order that was asked for, without what a short run leaves out."""
-    if config.getoption("--short"):
-        played = chosen([item.nodeid for item in items], read_table())
+    """The order that was asked for, without what a shorter run leaves out."""
+    if table := config.getoption("--only"):
+        played = chosen([item.nodeid for item in items], read_table(table))
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in played])
         items[:] = [item for item in items if item.nodeid in played]
     if config.args != config.stash[FOLDERS]:

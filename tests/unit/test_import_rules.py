@@ -355,7 +355,6 @@ def test_services_start_without_what_colours_tracebacks_and_others_find_it() -> 
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0
 
 
-@pytest.mark.thorough
 def test_transformers_imports_beside_our_kernels_package() -> None:
     """`kernels` is also a package on the index that transformers probes for."""
     program = "import kernels, transformers; from transformers import LlamaConfig; LlamaConfig()"

@@ -5,14 +5,17 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from tests.short import BY_HAND, TABLE, chosen, evenly, made, measured, read_table
+import pytest
+
+from tests.short import BUDGETS, BY_HAND, Budget, chosen, evenly, lines_of, made, measured, read_table, table_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_every_name_in_the_table_is_that_of_a_test() -> None:
+@pytest.mark.parametrize("table", BUDGETS)
+def test_every_name_in_a_table_is_that_of_a_test(table: str) -> None:
     names: dict[str, set[str]] = {}
-    for function in read_table():
+    for function in lines_of(table):
         path, name = function.split("::")
         if path not in names:
             tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
@@ -20,9 +23,10 @@ def test_every_name_in_the_table_is_that_of_a_test() -> None:
         assert name in names[path], function
 
 
-def test_no_name_is_there_twice_and_what_is_chosen_by_hand_is_played() -> None:
-    lines = [line for line in TABLE.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
-    assert len(lines) == len(read_table()) > 100
+@pytest.mark.parametrize("table", BUDGETS)
+def test_no_name_is_there_twice_and_what_is_chosen_by_hand_is_played(table: str) -> None:
+    lines = [line for line in table_of(table).read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    assert len(lines) == len(lines_of(table)) > 100
     assert all(int(line.split()[0]) for line in lines if line.endswith(BY_HAND))
 
 
@@ -43,5 +47,10 @@ def test_what_takes_long_is_cut_to_a_few_seconds(tmp_path: Path) -> None:
     ]
     lines = "".join(f'<testcase classname="tests.unit.test_x" name="{name}" time="{time}"/>' for name, time in cases)
     (tmp_path / "junit.xml").write_text(f"<testsuites><testsuite>{lines}</testsuite></testsuites>", encoding="utf-8")
-    table = made(measured(tmp_path / "junit.xml"))
+    table = made(measured(tmp_path / "junit.xml"), Budget(2.5, 5.0))
     assert table == {"tests/unit/test_x.py::slow": 0, "tests/unit/test_x.py::many": 5}
+
+
+def test_what_the_fast_run_plays_is_part_of_what_the_short_one_plays() -> None:
+    short, fast = read_table("short"), read_table("fast")
+    assert all(fast[name] <= count for name, count in short.items())

@@ -51,7 +51,6 @@ def test_a_simulation_says_what_to_run_and_the_same_again(trace: Path, tmp_path:
     assert {result["configuration"]["routing_policy"] for result in first} == {"round_robin", "prefix_aware"}
 
 
-@pytest.mark.thorough
 def test_a_simulation_is_plotted(trace: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="plots need matplotlib")
     run("simulate", "--workers", "1,2", "--dataset-name", "trace", "--dataset-path", str(trace), "--plot",

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[3]
 BARE = """
 import sys
@@ -50,7 +48,6 @@ def test_the_environment_is_bare(tmp_path: Path) -> None:
     assert run_bare(tmp_path, "-c", program).strip() == "[]"
 
 
-@pytest.mark.thorough
 def test_every_part_of_the_table_runs_or_says_what_it_lacks(tmp_path: Path) -> None:
     told = run_bare(tmp_path, "-m", "tests.unit.bench.gpu_parts")
     assert "a load offline, a soak of" in told

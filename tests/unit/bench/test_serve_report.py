@@ -167,7 +167,6 @@ def test_results_are_saved_and_appended(tmp_path: Path) -> None:
     assert len(rates_table([report, report]).splitlines()) == 4
 
 
-@pytest.mark.thorough
 def test_plots_are_pictures(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="plots need matplotlib")
     from services.cli.plots import plot_measured

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from types import FunctionType, ModuleType
 from typing import Any
 
-import pytest
-
 from services.cli.bench.messages import DETOKENIZER, WORKER
 from services.scheduler.lifecycle.finalizer import ACKNOWLEDGE_SECONDS
 from services.scheduler.lifecycle.parking import MAX_PARKED, PARKED_SECONDS
@@ -114,7 +112,6 @@ def alive() -> int:
     return sum(type(item) in (Request, Sequence) for item in gc.get_objects())
 
 
-@pytest.mark.thorough
 def test_ten_thousand_tenants_leave_no_container_that_grew_with_them() -> None:
     crowd = Crowd()
     for number in range(TENANTS):

@@ -109,7 +109,6 @@ def start_of_what_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BlockStarts, "find", careless)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     "fault",
     [

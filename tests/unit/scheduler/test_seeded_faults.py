@@ -41,8 +41,6 @@ from tests.unit.scheduler.storm import (
     WindowStorm,
 )
 
-pytestmark = pytest.mark.thorough
-
 CAUGHT = (AssertionError, FatalError, LookupError)  # the last: a row or a place in a table that does not exist
 MAX_STORMS = 12
 EVENTS = 1500

@@ -18,8 +18,6 @@ from shared.metrics import summarise
 from shared.metrics.steps import StepWork
 from shared.workload import LoadRequest, RandomLengths, arrival_times, at_times, random_requests
 
-pytestmark = pytest.mark.thorough
-
 VOCAB = 1 << 16
 SECONDS = 40.0
 FEWER_SECONDS = 20.0  # where only sums are looked at

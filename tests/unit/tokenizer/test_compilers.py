@@ -98,7 +98,6 @@ async def test_what_is_none_is_refused_by_name(pool: CompilerPool, kind: Grammar
 KINDS = {"regex": K.REGEX, "json_schema": K.JSON_SCHEMA, "grammar": K.GRAMMAR, "choice": K.CHOICE}
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", hostile(0))
 async def test_what_is_hostile_has_an_answer(pool: CompilerPool, name: str) -> None:
     """Within two seconds on a machine that has time, which scripts/bench_structured measures."""

@@ -93,7 +93,6 @@ def test_nothing_is_lost_and_every_row_has_its_adapter() -> None:
     assert most == 2, "the storms were too calm"
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_a_fault_of_adapters_is_found(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     fault(monkeypatch)

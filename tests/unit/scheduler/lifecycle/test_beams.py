@@ -231,10 +231,7 @@ def test_what_cannot_be_searched_for_is_refused_by_name(field: str, params: dict
     assert (rejection.code, rejection.field) == (RejectCode.INVALID_ARGUMENT, field)
 
 
-FEW = 3  # storms are for every day, the others for the whole suite
-
-
-@pytest.mark.parametrize("seed", [*range(FEW), *(pytest.param(n, marks=pytest.mark.thorough) for n in range(FEW, 12))])
+@pytest.mark.parametrize("seed", range(12))
 def test_searches_among_other_requests_in_a_storm(seed: int) -> None:
     """Random order of plans, answers, aborts and deaths, with hardly any blocks: every outcome is the one had alone."""
     chance = random.Random(seed)

@@ -353,7 +353,6 @@ def test_what_went_wrong_once_does_not_go_wrong_again(file: Path) -> None:
     assert num_calls > 0
 
 
-@pytest.mark.thorough
 def test_five_thousand_requests_replay_to_one_digest(tmp_path: Path) -> None:
     """No invariants here: what is measured is that nothing in a long run depends on anything but the recording."""
     file = tmp_path / "long.rec"
