@@ -166,6 +166,7 @@ class Scheduler:
             self.requests[message.request_id] = parked
             self._assignment.place(parked.unfinished)
         request.header = msgspec.structs.replace(request.header, gateway=message.gateway, deadline=message.deadline)
+        request.is_gathered = False  # whether the new call reads it at its end is not known
         if request.detokenizer not in self._detokenizers:
             request.detokenizer = pick(request.request_id, self._detokenizers) or ""
         self.journal.request("request_attached", request)

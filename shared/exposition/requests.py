@@ -22,7 +22,7 @@ HISTOGRAMS = {  # attribute: name, text, buckets
     ),
     "itl": (
         "vllm:inter_token_latency_seconds",
-        "Between two outputs of one request; tokens that arrive in one message are one output.",
+        "Between two outputs of one streamed request; tokens that arrive in one message are one output.",
         buckets.ITL,
     ),
     "tpot": (

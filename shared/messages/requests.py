@@ -55,6 +55,7 @@ class RequestHeader(Message, frozen=True):
     is_background: bool = False  # computed only where no other request is there
     adapter: Adapter | None = None  # None: the base model
     retention: float = 0.0  # seconds for which its cached blocks are kept before others, within its tenant's share
+    is_gathered: bool = False  # its client reads the output at its end: tokens are sent on in groups
 
 
 class TokenizeRequest(Message, frozen=True):

@@ -194,10 +194,12 @@ class Choices(_message.Message):
     def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StreamOptions(_message.Message):
-    __slots__ = ("return_token_ids",)
+    __slots__ = ("return_token_ids", "gather")
     RETURN_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    GATHER_FIELD_NUMBER: _ClassVar[int]
     return_token_ids: bool
-    def __init__(self, return_token_ids: _Optional[bool] = ...) -> None: ...
+    gather: bool
+    def __init__(self, return_token_ids: _Optional[bool] = ..., gather: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("request_id", "index", "text", "token_ids", "logprobs", "finish_reason", "stop_reason", "usage", "prompt_logprobs", "explanation", "system_fingerprint")

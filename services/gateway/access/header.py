@@ -76,6 +76,7 @@ def make_header(
     remaining: float | None,
     key: str = "",
     adapter: Adapter | None = None,
+    is_gathered: bool = False,
 ) -> RequestHeader:
     """The header of a new request; `now` in Unix seconds, `remaining` seconds until the caller gives up.
 
@@ -96,6 +97,7 @@ def make_header(
         sent_time=call.sent_time if 0.0 <= now - call.sent_time <= MAX_WAY else 0.0,
         is_background=call.is_background,
         adapter=adapter,
+        is_gathered=is_gathered,
     )
 
 

@@ -84,6 +84,7 @@ class InferenceServicer:
             now=time.time(),
             remaining=remaining(context),
             key=proto.idempotency_key,
+            is_gathered=proto.stream.gather,
             adapter=service.adapters.of(proto.model),
         )
         limit = service.deployment.roster.max_input_length or MAX_TOKENS_PER_MESSAGE

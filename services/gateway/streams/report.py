@@ -28,6 +28,7 @@ class StreamReport:
         self._first = 0.0
         self._last = 0.0
         self._longest = 0.0  # between two outputs
+        self._is_gathered = False  # what is between two outputs is the scheduler's choice
         self._stream: Stream | None = None
         self._log = log
 
@@ -36,6 +37,7 @@ class StreamReport:
         begin = header.sent_time or header.arrival_time  # when it was begun to be read
         self._start = time.perf_counter() - (time.time() - begin)
         self._log = request_logger(log, header)
+        self._is_gathered = header.is_gathered
         self._log.info(
             "request_received",
             label=header.label,
@@ -55,9 +57,10 @@ class StreamReport:
         """Output came."""
         before, self._last = self._last, time.perf_counter()
         if before:
-            gap = self._last - before
-            self._longest = max(self._longest, gap)
-            self._meter.itl.observe(gap)
+            if not self._is_gathered:
+                gap = self._last - before
+                self._longest = max(self._longest, gap)
+                self._meter.itl.observe(gap)
         else:
             self._first = self._last
 
@@ -77,7 +80,7 @@ class StreamReport:
             num_accepted_tokens=stream.num_accepted_tokens,
             ttft_ms=_ms(self._first - self._start),
             tpot_ms=_ms((self._last - self._first) / (per_sequence - 1)) if per_sequence > 1 else None,
-            itl_max_ms=_ms(self._longest),
+            itl_max_ms=None if self._is_gathered else _ms(self._longest),
             e2e_ms=elapsed,
             finish_reason=stream.finish_reason,
             **account,

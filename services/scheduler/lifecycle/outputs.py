@@ -15,6 +15,7 @@ from shared.errors import RequestError
 from shared.messages import OpenStream, RequestRejected, SequenceTokens, TokenBatch, TokenLogprobs
 
 PROMPT_TAIL = 32  # tokens of decoding context
+GATHER_SECONDS = 1.0  # for which tokens wait for others, of a request whose client reads them all at its end
 NONE: list[TokenLogprobs | None] = []  # no log-probabilities; never written to
 
 
@@ -27,6 +28,7 @@ class Outbound:
         self._drafted = {} if records is None else records.by_sequence
         self._prompt_logprobs: dict[Sequence, list[TokenLogprobs | None]] = {}
         self._embeddings: dict[Sequence, bytes] = {}
+        self._sent_at: dict[Sequence, float] = {}  # tokens of those that gather them
         self._batches: defaultdict[str, TokenBatch] = defaultdict(_empty_batch)  # by detokenizer
         self._rejections: list[tuple[str, RequestRejected]] = []
 
@@ -54,6 +56,7 @@ class Outbound:
     def forget(self, sequence: Sequence) -> None:
         self._prompt_logprobs.pop(sequence, None)
         self._embeddings.pop(sequence, None)
+        self._sent_at.pop(sequence, None)
 
     # -- streams
 
@@ -82,6 +85,15 @@ class Outbound:
     def _logprobs_of_prompt(self, sequence: Sequence) -> list[TokenLogprobs | None] | None:
         """The log-probabilities of its prompt, where it asks for them; the first token has none."""
         return [None, *self._prompt_logprobs.get(sequence, ())] if sequence.wants_prompt_logprobs else None
+
+    def gather(self, sequence: Sequence) -> None:
+        """Send the new tokens of one that goes on, but where they are read together at its end, now and then."""
+        if sequence.request.is_gathered:
+            now = self._accounts.clock.now
+            if now - self._sent_at.get(sequence, -GATHER_SECONDS) < GATHER_SECONDS:
+                return
+            self._sent_at[sequence] = now
+        self.emit(sequence)
 
     def emit(self, sequence: Sequence) -> None:
         """Send the tokens that were not sent yet, opening the stream before the first."""

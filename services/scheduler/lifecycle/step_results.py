@@ -99,9 +99,10 @@ class StepResultProcessor:
         if finish:
             sequence.finish_reason, sequence.stop_token_id = finish
             self._accounts.due(sequence)
-        self._outbound.emit(sequence)
-        if finish:
+            self._outbound.emit(sequence)
             self._finalizer.finish(sequence)
+        else:
+            self._outbound.gather(sequence)
 
     def _append(self, sequence: Sequence, tokens: list[int]) -> Finish | None:
         """Give a sequence its tokens up to the one that ends it; returns why that does."""

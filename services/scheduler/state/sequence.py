@@ -72,6 +72,7 @@ class Request:
         self.packed_prompt = self.packed_prompt or pack_tokens(self.prompt_token_ids)
         self.min_length = self.num_prompt_tokens + self.params.min_tokens
         self.max_length = min(self.num_prompt_tokens + (self.params.max_tokens or 1), self.max_model_len)
+        self.is_gathered = self.header.is_gathered and not self.params.stop  # that is looked for in what is sent on
         self.step_params = self.params
         if self.params.beam is not None:
             self.search = BeamSearch(self.params.beam, self.end_ids, self.params.logprobs)
@@ -88,6 +89,7 @@ class Request:
     num_prompt_tokens: int = field(init=False)
     min_length: int = field(init=False)  # of prompt and output; before it no token ends a sequence
     max_length: int = field(init=False)  # of prompt and output; a sequence of this length has ended
+    is_gathered: bool = field(init=False)  # whether tokens are sent on in groups
     step_params: SamplingParams = field(init=False)  # what workers are asked
     search: BeamSearch | None = field(init=False, default=None)
 

@@ -87,6 +87,7 @@ class World:
         is_background: bool = False,
         adapter: Adapter | None = None,
         retention: float = 0.0,
+        is_gathered: bool = False,
         **params: Any,
     ) -> None:
         params = {"max_tokens": 8, "seed": 1, "ignore_eos": True, **params}
@@ -95,6 +96,7 @@ class World:
             request_id, "g0", tenant=tenant, priority=priority, cache_salt=salt, is_background=is_background,
             adapter=adapter,
             retention=retention,
+            is_gathered=is_gathered,
         )  # fmt: skip
         self.scheduler.add(AddRequest(header, resolved, pack_tokens(prompt), [0]), now=0.0)
         for index in range(resolved.n):

@@ -32,7 +32,8 @@ class Chain:
 
 def _request(prompt: list[int], count: int) -> Any:
     sampling = inference_pb2.SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
-    return inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=prompt), sampling=sampling)
+    stream = inference_pb2.StreamOptions(gather=True)
+    return inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=prompt), sampling=sampling, stream=stream)
 
 
 load = Chain

@@ -119,6 +119,7 @@ class Gate:
             remaining=seconds_left(request),
             key=key_of(request, place),
             adapter=self.service.adapters.of(getattr(request.state.body, "model", None) or ""),
+            is_gathered=not getattr(request.state.body, "stream", False),
         )
         request.state.load_reports = self.service.load_reports  # for the answer's headers
         return with_cache_hints(header, request.state.body)

@@ -36,8 +36,8 @@ class SetClock:
         return SENT
 
 
-def make_request(**params: Any) -> TokenizeRequest:
-    header = RequestHeader("r", "memory://gateway", arrival_time=SENT)
+def make_request(*, is_gathered: bool = False, **params: Any) -> TokenizeRequest:
+    header = RequestHeader("r", "memory://gateway", arrival_time=SENT, is_gathered=is_gathered)
     return TokenizeRequest(header, SamplingParams(**params), text="x" * 10)
 
 
@@ -89,6 +89,14 @@ def finished_line(
 def test_times_are_milliseconds_with_three_places(monkeypatch: pytest.MonkeyPatch) -> None:
     line, _ = finished_line(monkeypatch, (0.0012344, 0.1), [1, 2])
     assert (line["ttft_ms"], line["e2e_ms"], line["tpot_ms"]) == (1.234, 101.234, 100.0)
+
+
+def test_of_output_that_is_read_at_its_end_no_times_between_outputs_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line, meter = finished_line(monkeypatch, (1.0, 2.0), [1, 2, 3], is_gathered=True)
+    assert line["itl_max_ms"] is None and sum(meter.histograms["itl"].counts) == 0
+    assert line["tpot_ms"] == 1000.0 and meter.histograms["tpot"].sum == 1.0
 
 
 def test_a_single_token_has_no_time_per_token(monkeypatch: pytest.MonkeyPatch) -> None:
