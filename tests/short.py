@@ -26,7 +26,7 @@ class Budget(NamedTuple):
     most_seconds: float  # the one set of a function whose sets take longer than that each
 
 
-BUDGETS = {"short": Budget(2.5, 5.0), "fast": Budget(0.5, 1.0)}
+BUDGETS = {"short": Budget(2.5, 5.0), "fast": Budget(0.3, 0.6)}
 BY_HAND = "by hand"
 
 T = TypeVar("T")
