@@ -177,3 +177,18 @@ def test_gateways_know_a_later_roster_by_its_version(shell: Shell, tmp_path: Pat
     shell.hear(shell.hello("g2"))
     versions.append(shell.actor._roster().version)
     assert versions == sorted(set(versions))
+
+
+def test_tokens_that_are_held_count_against_the_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each request has four."""
+    shell = Shell(monkeypatch, activity_dir=str(tmp_path), max_num_queued_tokens=8)
+    shell.join("w", "d", "g")
+    fall_asleep(shell, tmp_path)
+    for name in "abc":
+        shell.ask(name)
+    assert [one.request_id for one in shell.taken(RequestRejected, "at-g")] == ["c"]
+    held(shell)._queue.drain(5)
+    shell.hear(Tick())
+    held(shell)._queue.drain(5)
+    said = read_activity(tmp_path)
+    assert said is not None and said.num_taken == 3

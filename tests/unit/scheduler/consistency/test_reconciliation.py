@@ -253,3 +253,18 @@ def test_a_block_that_a_worker_knows_in_a_later_life_is_found_by_no_name(
     assert replica.pool.generations[block] == (70 if is_known else before[block])
     world.settle()
     world.assert_outputs()
+
+
+def test_the_names_of_free_blocks_are_looked_at_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(self_check, "WINDOW", 2)
+    world = running()
+    pool = world.scheduler.replicas["w0"].pool
+    blocks = pool.allocate(8)
+    free = one, two = blocks[-2:]
+    for block, name in zip(free, (b"one", b"two"), strict=True):
+        pool.register(block, name, pool.generations[block])
+    pool.release(blocks)
+    pool.hashes[one], pool.hashes[two] = pool.hashes[two], pool.hashes[one]
+    for _ in range(pool.size // 2 + 1):
+        world.scheduler.check_ledgers()
+    assert [pool.lookup([name]) for name in (b"one", b"two")] == [[], []]

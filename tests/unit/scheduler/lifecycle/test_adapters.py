@@ -29,6 +29,7 @@ from shared.messages import (
 from shared.packing import pack_tokens
 from shared.sampling import GenerationDefaults, SamplingParams
 from tests.unit.scheduler.fake_worker import capacity
+from tests.unit.scheduler.world import World
 
 ONE, TWO, THREE = (Adapter(name, digest=name * 8, path=f"/{name}") for name in ("one", "two", "three"))
 
@@ -255,3 +256,12 @@ def test_answers_that_a_replay_takes_are_gone() -> None:
     core.adapters.held(AdaptersHeld(5, order.order, [ONE]))
     drain(core)
     assert core.adapters.take_answers() == []
+
+
+def test_tokens_that_a_replay_takes_are_gone() -> None:
+    world = World()
+    world.add("r", [1, 2, 3])
+    plan = world.scheduler.schedule("w0", 1.0)
+    assert plan is not None and world.scheduler.apply("w0", world.workers["w0"].run(plan), 2.0)
+    drain(world.scheduler)
+    assert world.scheduler.outbound.take_batches() == {} and not world.scheduler.journal.take()

@@ -119,6 +119,9 @@ class Untruth:
 def test_what_rests_on_a_store_s_untruth_is_found_no_more_and_computed_again() -> None:
     scene = Untruth()
     moves, w = scene.moves, scene.world
+    counts = moves.counts
+    assert (counts.num_fetched_blocks, counts.num_fetched_bytes) == (2, 200)
+    assert (counts.num_asked_tokens, counts.num_fetched_tokens) == (2 * SIZE, 2 * SIZE)
     scene.compare("different")
     assert (moves.num_checks, moves.num_false_blocks) == (1, 1)
     (alarm,) = w.scheduler.journal.take_alarms()

@@ -157,3 +157,19 @@ def test_there_is_room_for_so_many_only() -> None:
         world.scheduler.attach(AttachRequest(f"r{index}", "g1"))
     world.after()
     assert set(world.rejected) == {"r0", "r2"} and list(world.scheduler.requests) == ["r3"]
+
+
+def test_a_call_for_what_is_put_aside_gets_it_and_no_other() -> None:
+    world = World()
+    keep(world)
+    for _ in range(4):
+        world.step()
+    made = len(world.outputs["a", 0])
+    assert world.scheduler.abort("a", "g0")
+    parked = world.scheduler.parking.get("a")
+    assert parked is not None and parked.num_output_tokens >= made > 0 and world.scheduler.parking.get("b") is None
+    before = world.scheduler.counters.num_prompt_tokens
+    keep(world, arrival=2.0)  # its client asks again: that is no new request
+    assert world.scheduler.counters.num_prompt_tokens == before
+    world.run()
+    world.assert_outputs("a")

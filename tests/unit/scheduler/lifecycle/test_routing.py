@@ -168,3 +168,14 @@ def test_a_prefix_whose_window_is_gone_is_no_hit() -> None:
             replica.pool.release([block])
         costs.append(nothing - prefix_aware(sequence, replica))
     assert costs[0] > 0 and costs[1] == 0
+
+
+def test_what_is_in_the_background_counts_all_that_is_held() -> None:
+    w = World(Policy(max_num_batched_tokens=64))
+    w.add("rests", prompt(40), is_background=True, max_tokens=30)
+    w.step()
+    replica = w.scheduler.replicas["w0"]
+    w.add("live", prompt(16, 3))
+    w.add("batch", prompt(16, 3), is_background=True)
+    assert replica.pool.num_held > 0
+    assert prefix_aware(only(w, "batch"), replica) - prefix_aware(only(w, "live"), replica) >= replica.pool.num_held

@@ -60,3 +60,14 @@ def test_of_workers_without_end_the_last_deaths_are_remembered(monkeypatch: pyte
     for index in range(3):
         deaths.take_back(f"w{index}")
     assert [request.num_worker_deaths for request in requests] == [1, 0, 0]
+
+
+def test_a_worker_that_comes_again_has_died_before() -> None:
+    world = World()
+    world.add("r", [1, 2, 3])
+    world.plan("w0")
+    world.join("w0")
+    assert world.scheduler.counters.num_worker_losses == 1 and world.scheduler.requests["r"].num_worker_deaths == 1
+    world.run()
+    world.assert_outputs("r")
+    world.assert_idle()

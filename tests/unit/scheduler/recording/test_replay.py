@@ -384,3 +384,10 @@ def test_capacity_is_an_argument_that_can_be_recorded(tmp_path: Path) -> None:
     core.add_worker("w", 1, capacity())
     assert core.replicas.keys() == {"w"} and core._detokenizers == ["a", "b"]
     assert replayed(file).num_events == 2
+
+
+@pytest.mark.parametrize("recording", KEPT, ids=lambda path: path.stem)
+def test_what_was_recorded_once_is_read(recording: Path) -> None:
+    with replay.opened(recording) as file:
+        core, _ = replay.begin(next(replay.read_frames(file)))
+    assert isinstance(core, Scheduler)

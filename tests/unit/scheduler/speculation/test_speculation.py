@@ -6,6 +6,7 @@ import os
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
 from services.scheduler.state.policy import Policy
@@ -329,3 +330,25 @@ def test_invariants_hold_through_events_with_drafts() -> None:
         num_events += storm.world.num_events
         seed += 1
     assert EVENTS < ENOUGH or all(seen.values()), f"the storm was too calm: {seen}"
+
+
+@pytest.mark.parametrize("acceptance", ["rejection", "coupled"])
+def test_drafts_know_how_they_are_accepted(acceptance: str) -> None:
+    world = World(Policy(num_draft_tokens=3, acceptance=acceptance))
+    world.join_draft("d", FakeDraft(skill=1.0))
+    world.add("r", [1, 2, 3], max_tokens=9)
+    while not world.updates["d"]:
+        world.step()
+        world.plan("w0")
+    assert world.updates["d"][0].rejection is (acceptance == "rejection")
+
+
+def test_a_draft_follows_what_it_has_room_for() -> None:
+    world = World(Policy(num_draft_tokens=3))
+    world.join_draft("d", FakeDraft(skill=1.0))
+    (link,) = world.scheduler.drafts.links.values()
+    world.add("r", [1] * 20)
+    (sequence,) = world.scheduler.requests["r"].sequences
+    for length, can_follow in ((21, True), (20, False), (19, False)):
+        link.capacity = msgspec.structs.replace(link.capacity, max_model_len=length)
+        assert link.can_follow(sequence) is can_follow

@@ -230,3 +230,15 @@ def test_of_blocks_without_end_that_are_to_be_compared_the_newest_are_remembered
         place.pool.register(block, name, place.pool.generations[block])
     offer = place.moves.next_offer(3)
     assert offer is not None and (offer.names, offer.is_check) == ([NAMES[5]], True)
+
+
+@pytest.mark.parametrize("rate", [0.0, 100.0])
+def test_a_fetch_has_as_long_as_computing_takes_or_some_time_where_that_is_not_known(rate: float) -> None:
+    place = Place()
+    place.moves.tokens_per_second = rate
+    assert place.moves.awaits(NAMES, [], 1)
+    (move,) = place.moves.open.values()
+    computing = 6 * place.moves._capacity.block_size / rate if rate else 0.0
+    expected = computing if rate else moves.FETCH_SECONDS
+    assert move.deadline - place.clock.now == pytest.approx(expected)
+    assert moves.LEAST_FETCH_SECONDS < expected < moves.MOST_FETCH_SECONDS
