@@ -75,3 +75,17 @@ def test_a_new_epoch_forgets_them(driver: Driver) -> None:
     again.add(0, random_prompt(4, seed=9))
     again.step({0: 4})
     assert lengths(again)[0] == 5
+
+
+def test_one_draft_is_settled_as_several_are(runner: ModelRunner) -> None:
+    driver, prompt = Driver(runner), random_prompt(PROMPT, seed=5)
+    alone = driver.add(0, prompt)
+    driver.step({0: PROMPT})
+    driver.step({0: 1})
+    following = alone.output[1]
+    driver.add(1, prompt)
+    driver.step({1: PROMPT})
+    driver.step({1: 2}, {1: [following]})
+    assert lengths(driver)[1] == PROMPT + 1 and len(driver.runner._deferred._steps) == 1
+    driver.step({1: 1})
+    assert lengths(driver)[1] == PROMPT + 1 + 2 + 1
