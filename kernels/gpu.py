@@ -6,35 +6,24 @@ from dataclasses import replace
 from functools import partial
 
 from kernels.interface import AttentionShape, Kernels, SamplingKernels, reference_kernels
-from kernels.ops import experts_decoded
-from kernels.ops import linear_decoded as ops_decoded
-from kernels.triton import (
-    activation,
+from kernels.ops.experts import experts_decoded
+from kernels.ops.linears import linear_decoded as ops_decoded
+from kernels.triton.attention import attention, kv_store, rotary, rotary_store
+from kernels.triton.attention.attention_tiles import split_size
+from kernels.triton.experts import experts, routing
+from kernels.triton.layers import activation, layer_norm, rms_norm
+from kernels.triton.linears import linear, linear_fp8, linear_int8, lora
+from kernels.triton.sampling import (
     argmax,
-    attention,
     bad_words,
-    causal_conv,
-    delta_rule,
     draft_verification,
-    experts,
     gumbel_argmax,
-    kv_store,
-    layer_norm,
-    linear,
-    linear_fp8,
-    linear_int8,
-    lora,
     penalties,
     rejection,
-    rms_norm,
-    rotary,
-    rotary_store,
-    routing,
-    row_writes,
-    step_inputs,
     truncation,
-)  # fmt: skip
-from kernels.triton.attention_tiles import split_size
+)
+from kernels.triton.states import causal_conv, delta_rule
+from kernels.triton.steps import row_writes, step_inputs  # fmt: skip
 
 
 def triton_kernels(shape: AttentionShape, *, early: bool = False) -> Kernels:

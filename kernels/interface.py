@@ -11,39 +11,23 @@ from typing import Protocol
 
 from torch import Tensor
 
-from kernels.ops import (
-    activation,
-    argmax,
-    attention,
-    causal_conv,
-    delta_rule,
-    draft_verification,
-    experts,
-    gumbel_argmax,
-    head_linear,
-    kv_store,
-    layer_norm,
-    linear,
-    linear_fp8,
-    linear_int8,
-    lora,
-    rejection,
-    rms_norm,
-    rotary,
-    rotary_store,
-    row_writes,
-    step_inputs,
-)  # fmt: skip
-from kernels.ops import linear as plain
-from kernels.ops.attention import AttentionMetadata, StaticPlan
-from kernels.ops.codes import Codes
-from kernels.ops.experts import ExpertWeights, Routing
-from kernels.ops.head_linear import HeadWeights
-from kernels.ops.kv_cache import KVCache
-from kernels.ops.linear import LinearWeight
-from kernels.ops.lora import LoraWeights
-from kernels.ops.rotary_store import HeadNorm
-from kernels.ops.state_plan import StatePlan
+from kernels.ops.attention import attention, kv_store, rotary, rotary_store
+from kernels.ops.attention.attention import AttentionMetadata, StaticPlan
+from kernels.ops.attention.kv_cache import KVCache
+from kernels.ops.attention.rotary_store import HeadNorm
+from kernels.ops.experts import experts
+from kernels.ops.experts.experts import ExpertWeights, Routing
+from kernels.ops.layers import activation, layer_norm, rms_norm
+from kernels.ops.linears import head_linear, linear, linear_fp8, linear_int8, lora
+from kernels.ops.linears import linear as plain
+from kernels.ops.linears.codes import Codes
+from kernels.ops.linears.head_linear import HeadWeights
+from kernels.ops.linears.linear import LinearWeight
+from kernels.ops.linears.lora import LoraWeights
+from kernels.ops.sampling import argmax, draft_verification, gumbel_argmax, rejection
+from kernels.ops.states import causal_conv, delta_rule
+from kernels.ops.states.state_plan import StatePlan
+from kernels.ops.steps import row_writes, step_inputs  # fmt: skip
 
 Accepts = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor]], Tensor]
 LogResidual = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]

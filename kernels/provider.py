@@ -22,10 +22,13 @@ from kernels.cpu import rms_norm as cpu_rms_norm
 from kernels.cpu.native import Native
 from kernels.flash.attention import FlashAttention3, FlashInferAttention, HeadShape
 from kernels.interface import AttentionShape, Kernels, SamplingKernels, reference_kernels
-from kernels.ops import argmax, experts, head_linear, linear, linear_codes, linear_fp8, linear_int8, rotary_store
-from kernels.ops.codes import INT4, quantise_to_codes
-from kernels.ops.experts import Linear
-from kernels.ops.linear import LinearWeight
+from kernels.ops.attention import rotary_store
+from kernels.ops.experts import experts
+from kernels.ops.experts.experts import Linear
+from kernels.ops.linears import head_linear, linear, linear_codes, linear_fp8, linear_int8
+from kernels.ops.linears.codes import INT4, quantise_to_codes
+from kernels.ops.linears.linear import LinearWeight
+from kernels.ops.sampling import argmax
 
 
 def select_kernels(

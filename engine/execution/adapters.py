@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engine.lora.adapter import LoraAdapter
 from engine.modeling.model import HoldsAdapters
-from kernels.ops.lora import NO_ADAPTER
+from kernels.ops.linears.lora import NO_ADAPTER
 from shared.errors import ModelError
 
 UNKNOWN = -2  # the place of an adapter that is not held: its row must not be computed

@@ -10,16 +10,16 @@ from __future__ import annotations
 import time
 from functools import partial
 
-from engine.execution.constrained_step import ConstrainedStep
-from engine.execution.pending_result import PendingResult
-from engine.execution.results import StepOutputs, make_result
-from engine.execution.rows import RowTable
-from engine.execution.sampled_tokens import SampledTokens
+from engine.execution.constraints.constrained_step import ConstrainedStep
+from engine.execution.outputs.pending_result import PendingResult
+from engine.execution.outputs.results import StepOutputs, make_result
+from engine.execution.outputs.sampled_tokens import SampledTokens
 from engine.execution.schedule import Schedule
+from engine.execution.tables.rows import RowTable
 from engine.modeling.model import QueuesSteps
 from engine.modeling.pool_backing import IdleTime
 from kernels.cpu.queued import QueuedStep
-from kernels.ops.sampled_columns import SampledColumns
+from kernels.ops.sampling.sampled_columns import SampledColumns
 from shared.messages.steps import RefusedRow, StepPlan
 
 SHORT = 0.002  # seconds

@@ -15,22 +15,22 @@ import numpy as np
 from torch import Tensor
 
 from engine.execution.adapters import AdapterBank, NoLock
-from engine.execution.block_access import access_to
-from engine.execution.block_fence import BlockFence
-from engine.execution.constrained_step import ConstrainedStep, cut_drafts
-from engine.execution.deferred_verification import DeferredVerification
+from engine.execution.constraints.constrained_step import ConstrainedStep, cut_drafts
+from engine.execution.constraints.row_automata import RowAutomata, without_vocabulary
 from engine.execution.drafts import Drafter
 from engine.execution.inference import in_inference_mode
-from engine.execution.partial import without
-from engine.execution.pending_result import PendingResult, StepTimer, start_timer
-from engine.execution.pooling import Classifier, RowPools
+from engine.execution.outputs.partial import without
+from engine.execution.outputs.pending_result import PendingResult, StepTimer, start_timer
+from engine.execution.outputs.pooling import Classifier, RowPools
+from engine.execution.outputs.results import StepOutputs, make_empty_result, make_result
+from engine.execution.outputs.sampled_tokens import MissingSamples, SampledTokens, pick
+from engine.execution.outputs.scoring import SampledScores, Scored, score_rows
 from engine.execution.queued_steps import QueuedSteps
-from engine.execution.results import StepOutputs, make_empty_result, make_result
-from engine.execution.row_automata import RowAutomata, without_vocabulary
-from engine.execution.rows import RowsOutOfStep, RowTable
-from engine.execution.sampled_tokens import MissingSamples, SampledTokens, pick
 from engine.execution.schedule import Schedule, read_schedule
-from engine.execution.scoring import SampledScores, Scored, score_rows
+from engine.execution.tables.block_access import access_to
+from engine.execution.tables.block_fence import BlockFence
+from engine.execution.tables.deferred_verification import DeferredVerification
+from engine.execution.tables.rows import RowsOutOfStep, RowTable
 from engine.modeling.batch import Ints, StepBatch
 from engine.modeling.kv_pool import KVPool
 from engine.modeling.model import Captures, HasStages, Model, QueuesSteps
@@ -39,7 +39,7 @@ from engine.sampling.columns import NO_LOGPROBS
 from engine.sampling.drafts import Drafts
 from engine.sampling.sampler import Sampler
 from engine.sampling.verification import Verification
-from kernels.ops.transfer import to_device
+from kernels.ops.steps.transfer import to_device
 from shared.messages.control import WorkerCapacity
 from shared.messages.fingerprint import Fingerprint
 from shared.messages.steps import RefusedRow, StepPlan, StepResult

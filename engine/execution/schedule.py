@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from engine.execution.drafts import read_counts, read_drafts
-from engine.execution.rows import RowTable
+from engine.execution.tables.rows import RowTable
 from engine.modeling.batch import Ints, StepBatch
 from engine.sampling.drafts import Drafts
 from engine.sampling.processing import SampleBatch

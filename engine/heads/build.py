@@ -15,12 +15,12 @@ from engine.description.spec import NO_ROPE
 from engine.heads.model import AroundWeights, HeadModel
 from engine.heads.native import NativeHead, readable
 from engine.heads.source import HeadSource
-from engine.modeling.assembly import DecoderReader, torch_layout
-from engine.modeling.decoder import Decoder
-from engine.modeling.embedding import StoredRows
-from engine.modeling.native import NativeDecoder, make_rotation
-from engine.modeling.native_layers import LayerPacker
+from engine.modeling.native.decoder import NativeDecoder, make_rotation
+from engine.modeling.native.layers import LayerPacker
 from engine.modeling.rope import build_rope_table
+from engine.modeling.torch_decoder.assembly import DecoderReader, torch_layout
+from engine.modeling.torch_decoder.decoder import Decoder
+from engine.modeling.torch_decoder.embedding import StoredRows
 from engine.weights.formats import Formats
 from engine.weights.pages import Arena, padded
 from kernels.cpu.native import Native

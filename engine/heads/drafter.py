@@ -9,14 +9,14 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from engine.execution.rows import RowTable
+from engine.execution.tables.rows import RowTable
 from engine.heads.model import HeadModel
 from engine.heads.native import NativeHead
 from engine.modeling.batch import Ints, StepBatch
 from engine.modeling.kv_pool import KVPool
 from engine.sampling.processing import SampleBatch
 from engine.sampling.sampler import Sampler
-from kernels.ops.transfer import to_device
+from kernels.ops.steps.transfer import to_device
 
 
 class HeadDrafter:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from engine.description.draft_head import HeadSpec
 from engine.modeling.batch import StepBatch
-from engine.modeling.decoder import Decoder
-from engine.modeling.native import NativeDecoder
+from engine.modeling.native.decoder import NativeDecoder
+from engine.modeling.torch_decoder.decoder import Decoder
 
 Linear = Callable[[Tensor], Tensor]
 HeadLayers = Decoder | NativeDecoder  # that begins with vectors, and ends without a norm; its vocabulary is the drafts'

@@ -10,8 +10,8 @@ from torch import Tensor
 from engine.description.draft_head import HeadSpec
 from engine.heads.model import AroundWeights, HeadModel
 from engine.modeling.batch import Ints, StepBatch
-from engine.modeling.native import NativeDecoder
-from engine.modeling.native_layers import NORM_KINDS, address
+from engine.modeling.native.decoder import NativeDecoder
+from engine.modeling.native.layers import NORM_KINDS, address
 from engine.sampling.columns import SamplingColumns
 from kernels.cpu import abi
 from kernels.cpu.native import DraftingColumns, Native

@@ -12,16 +12,16 @@ import structlog
 import torch
 
 from engine.description.spec import ModelSpec
-from engine.modeling.assembly import torch_layout
 from engine.modeling.kv_pool import KVLayout
-from engine.modeling.native import why_unsupported
-from engine.modeling.native_layout import NativeLayout, native_layout
+from engine.modeling.native.decoder import why_unsupported
+from engine.modeling.native.layout import NativeLayout, native_layout
+from engine.modeling.torch_decoder.assembly import torch_layout
 from engine.weights.formats import Formats, resolve_device, resolve_formats
 from kernels.cpu.loading import load as load_native
 from kernels.cpu.native import Native, NativeUnavailable
 from kernels.flash.attention import HeadShape
 from kernels.interface import AttentionShape, Kernels, SamplingKernels
-from kernels.ops.linear_fp8 import FP8
+from kernels.ops.linears.linear_fp8 import FP8
 from kernels.provider import FLASH_LIBRARIES, has_triton, native_sampling, select_kernels, with_flash
 from shared.config import EngineSettings, Settings
 from shared.errors import ConfigError

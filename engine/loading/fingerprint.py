@@ -27,7 +27,7 @@ from kernels.cpu.native import Native
 from kernels.ops import digest
 from shared.config import Settings
 from shared.messages.fingerprint import Fingerprint
-from shared.text_digest import digest_of, text_fingerprint
+from shared.text.text_digest import digest_of, text_fingerprint
 from shared.version import VERSION
 
 MADE_UP = "dummy"  # random weights: the configuration determines them

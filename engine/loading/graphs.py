@@ -17,11 +17,11 @@ from torch import Tensor
 
 from engine.description.spec import ModelSpec
 from engine.modeling.batch import StepBatch
-from engine.modeling.decoder import Decoder
-from engine.modeling.inputs import PoolInputs, StepInputs
 from engine.modeling.kv_pool import KVPool, Sliding
-from kernels.ops.attention import StaticPlan
-from kernels.ops.transfer import to_device
+from engine.modeling.torch_decoder.decoder import Decoder
+from engine.modeling.torch_decoder.inputs import PoolInputs, StepInputs
+from kernels.ops.attention.attention import StaticPlan
+from kernels.ops.steps.transfer import to_device
 
 Replay = Callable[[], Tensor]  # -> [num_tokens, hidden_size], overwritten by the next replay of any graph
 FINE, COARSE = 8, 16  # sizes: powers of 2 up to the one, then steps of it up to the other, and of that beyond

@@ -14,13 +14,13 @@ from engine.heads.build import build_native_head, build_torch_head
 from engine.heads.model import HeadModel
 from engine.heads.source import HeadSource
 from engine.loading.backend import Backend
-from engine.modeling.decoder import Decoder
 from engine.modeling.model import Model
-from engine.modeling.native import NativeDecoder
+from engine.modeling.native.decoder import NativeDecoder
+from engine.modeling.torch_decoder.decoder import Decoder
 from engine.weights.source import open_weights
 from shared.config import Settings
 from shared.errors import ConfigError, ModelError
-from shared.model_source import resolve_model_dir
+from shared.text.model_source import resolve_model_dir
 
 log = structlog.get_logger()
 

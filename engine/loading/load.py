@@ -19,12 +19,12 @@ from torch import Tensor
 from engine.description.names import Part, TensorMap
 from engine.description.spec import ModelSpec
 from engine.execution.adapters import AdapterBank
-from engine.execution.device_tables import DeviceTables
-from engine.execution.pooling import Classifier
-from engine.execution.row_automata import RowAutomata
-from engine.execution.row_states import RowStates
-from engine.execution.rows import RowTable
+from engine.execution.constraints.row_automata import RowAutomata
+from engine.execution.outputs.pooling import Classifier
 from engine.execution.runner import ModelRunner
+from engine.execution.tables.device_tables import DeviceTables
+from engine.execution.tables.row_states import RowStates
+from engine.execution.tables.rows import RowTable
 from engine.heads.drafter import HeadDrafter
 from engine.heads.model import HeadModel
 from engine.loading.backend import Backend
@@ -40,7 +40,7 @@ from engine.lora.adapter import Take, read_adapter
 from engine.modeling.kv_pool import KVPool
 from engine.modeling.model import HoldsAdapters, KeepsStates, Model
 from engine.modeling.pool_backing import IdleTime
-from engine.modeling.torch_ranks import TorchRankDecoder
+from engine.modeling.ranks.torch_ranks import TorchRankDecoder
 from engine.sampling.sampler import Sampler
 from engine.weights.digest import DigestMemory, user_memory
 from engine.weights.formats import name_of
@@ -49,7 +49,7 @@ from shared.config import AdapterSettings, MemorySettings, Settings
 from shared.errors import ConfigError
 from shared.messages.control import SlidingPool, WorkerCapacity
 from shared.messages.fingerprint import Fingerprint
-from shared.model_source import resolve_model_dir
+from shared.text.model_source import resolve_model_dir
 
 log = structlog.get_logger()
 

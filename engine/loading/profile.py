@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from engine.execution.scoring import MOST_ROWS
+from engine.execution.outputs.scoring import MOST_ROWS
 from engine.modeling.batch import StepBatch
 from engine.modeling.model import Model
 from engine.sampling.logprobs import score

@@ -24,9 +24,9 @@ from engine.description.spec import ModelSpec
 from engine.loading.backend import Backend, usable_cores
 from engine.loading.memory import MemoryPlan
 from engine.loading.profile import most_positions
-from engine.modeling.expert_balancer import PlannedMoves
-from engine.modeling.native import NativeDecoder, build_native, describe_whole
-from engine.modeling.ranks import RankDecoder, firsts_of, make_group
+from engine.modeling.native.decoder import NativeDecoder, build_native, describe_whole
+from engine.modeling.ranks.expert_balancer import PlannedMoves
+from engine.modeling.ranks.ranks import RankDecoder, firsts_of, make_group
 from engine.weights.part_source import RankSource
 from engine.weights.source import WeightSource
 from kernels.cpu import abi

@@ -12,7 +12,7 @@ from engine.description.ranks import why_not_in_torch
 from engine.description.reading import read_config
 from engine.description.spec import ModelSpec
 from engine.description.stages import why_not_divided
-from engine.execution.pooling import Classifier
+from engine.execution.outputs.pooling import Classifier
 from engine.heads.model import HeadModel
 from engine.loading.backend import Backend, choose_backend
 from engine.loading.fingerprint import DigestedSource, make_fingerprint
@@ -22,17 +22,17 @@ from engine.loading.profile import most_positions
 from engine.loading.ranks import Ranks, build_part
 from engine.loading.stages import StageRanks, build_stage
 from engine.loading.torch_ranks import build_torch_part
-from engine.modeling.assembly import build_decoder
-from engine.modeling.decoder import Decoder
 from engine.modeling.model import Model
-from engine.modeling.native import NativeDecoder, build_native
-from engine.modeling.torch_ranks import TorchRankDecoder
+from engine.modeling.native.decoder import NativeDecoder, build_native
+from engine.modeling.ranks.torch_ranks import TorchRankDecoder
+from engine.modeling.torch_decoder.assembly import build_decoder
+from engine.modeling.torch_decoder.decoder import Decoder
 from engine.weights.digest import DigestMemory
 from engine.weights.source import Progress, WeightSource, has_codes, open_weights
 from shared.config import SchedulingSettings, Settings
 from shared.errors import ConfigError
 from shared.messages.fingerprint import Fingerprint
-from shared.model_source import resolve_model_dir
+from shared.text.model_source import resolve_model_dir
 
 MAX_GRAPH_TOKENS = 512  # beyond, a step takes so long that its launches do not show
 

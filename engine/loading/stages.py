@@ -15,9 +15,9 @@ from engine.description.stages import Stage
 from engine.loading.backend import Backend
 from engine.loading.memory import MemoryPlan
 from engine.loading.ranks import Ranks, join, settle
-from engine.modeling.native import NativeDecoder, build_native
-from engine.modeling.ranks import RankDecoder, firsts_of
-from engine.modeling.stages import FollowingStage, StagedDecoder
+from engine.modeling.native.decoder import NativeDecoder, build_native
+from engine.modeling.ranks.ranks import RankDecoder, firsts_of
+from engine.modeling.ranks.stages import FollowingStage, StagedDecoder
 from engine.weights.part_source import RankSource, StageSource
 from engine.weights.source import WeightSource
 from shared.config import Settings

@@ -25,10 +25,10 @@ from engine.description.spec import AttentionSpec, ModelSpec
 from engine.loading.backend import Backend
 from engine.loading.memory import MemoryPlan
 from engine.loading.ranks import Ranks, settle
-from engine.modeling.collectives import CollectiveBackend
-from engine.modeling.rank_assembly import build_torch_rank
-from engine.modeling.rank_links import FollowingLink, LeadingLinks, MeetingOrder
-from engine.modeling.torch_ranks import FollowingTorchRank, LeadingTorchRank, TorchRankDecoder
+from engine.modeling.ranks.collectives import CollectiveBackend
+from engine.modeling.ranks.rank_assembly import build_torch_rank
+from engine.modeling.ranks.rank_links import FollowingLink, LeadingLinks, MeetingOrder
+from engine.modeling.ranks.torch_ranks import FollowingTorchRank, LeadingTorchRank, TorchRankDecoder
 from engine.weights.part_source import RankSource
 from engine.weights.source import WeightSource
 from kernels.cpu.linear import columns_are_alone

@@ -16,7 +16,7 @@ from engine.modeling.pool_backing import IdleTime
 from shared.automata.limits import GrammarError
 from shared.automata.vocabulary import Vocabulary, load_vocabulary
 from shared.errors import ModelError
-from shared.tokenization import load_tokenizer
+from shared.text.tokenization import load_tokenizer
 
 log = structlog.get_logger()
 

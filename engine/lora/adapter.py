@@ -15,7 +15,7 @@ from engine.description.names import Part, TensorMap
 from engine.description.spec import AttentionSpec, ModelSpec
 from engine.lora.config import CONFIG_NAME, WEIGHTS_NAME, LoraConfig, read_lora_config
 from engine.weights.pieces import rows_of_part
-from kernels.ops.lora import LoraPart
+from kernels.ops.linears.lora import LoraPart
 from shared.errors import ModelError
 
 SLOTS = ("qkv", "output", "gate_up", "down")  # in the order of kernels/cpu/native/lora.h

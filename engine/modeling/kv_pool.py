@@ -14,8 +14,8 @@ from torch import Tensor
 from engine.description.spec import AttentionSpec, LatentSpec
 from engine.weights.kv_scales import KVScales
 from engine.weights.pages import Arena, padded
-from kernels.ops.kv_cache import FP8S, KVCache
-from kernels.ops.transfer import to_device
+from kernels.ops.attention.kv_cache import FP8S, KVCache
+from kernels.ops.steps.transfer import to_device
 
 Sliding = Sequence[tuple[int, int]]  # windows, and the numbers of blocks of their pools
 TakeBytes = Callable[[int], Tensor]  # size -> [size] uint8 zeros
@@ -78,7 +78,7 @@ class LayerPools:
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """The layout that torch kernels read, `kernels.ops.kv_cache`."""
+    """The layout that torch kernels read, `kernels.ops.attention.kv_cache`."""
 
     layers: tuple[AttentionSpec, ...]
     dtype: torch.dtype  # int8 has float32 scales beside it; fp8 has one of each head

@@ -15,7 +15,7 @@ from engine.lora.adapter import LoraAdapter
 from engine.modeling.batch import Ints, StepBatch
 from engine.modeling.kv_pool import KVPool, Sliding
 from kernels.cpu.queued import QueuedStep
-from kernels.ops.sampled_columns import SampledColumns
+from kernels.ops.sampling.sampled_columns import SampledColumns
 
 
 class Model(Protocol):

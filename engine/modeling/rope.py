@@ -15,7 +15,7 @@ Rotation = tuple[Tensor, Tensor]  # cosines and sines of a step's tokens, each [
 
 @dataclass(frozen=True, slots=True)
 class RopeTable:
-    """cos and sin of every position, laid out as `kernels.ops.rotary` wants them."""
+    """cos and sin of every position, laid out as `kernels.ops.attention.rotary` wants them."""
 
     cos: Tensor  # [max_positions, 1, head_dim]
     sin: Tensor  # [max_positions, 1, head_dim], the first half negated

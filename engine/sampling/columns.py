@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.ops.sampled_columns import SampledColumns
-from shared.pooling import PoolingKind
-from shared.sampling import GREEDY_EPSILON, SamplingParams
+from kernels.ops.sampling.sampled_columns import SampledColumns
+from shared.requests.pooling import PoolingKind
+from shared.requests.sampling import GREEDY_EPSILON, SamplingParams
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.sampling.columns import Ints
-from kernels.ops.transfer import to_device, to_host
+from kernels.ops.steps.transfer import to_device, to_host
 
 
 class PositionLogprobs(NamedTuple):

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from engine.sampling.columns import Constraints, Floats, Ints, SamplingColumns
 from kernels.interface import ForbidWords, Penalise
-from kernels.ops.bad_words import PAIR_FIELDS
-from kernels.ops.transfer import to_device
+from kernels.ops.sampling.bad_words import PAIR_FIELDS
+from kernels.ops.steps.transfer import to_device
 
 MASKED = float("-inf")
 Flags = NDArray[np.bool_]

@@ -1,7 +1,7 @@
 """Verification by rejection sampling: the tokens are not those without drafts, but their distribution is.
 
-The source is in `kernels.ops.rejection`.  A sequence that takes the most likely token accepts by equality.  Nothing is
-read from the device, which may run behind the host.
+The source is in `kernels.ops.sampling.rejection`.  A sequence that takes the most likely token accepts by equality.
+Nothing is read from the device, which may run behind the host.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from engine.sampling.drafts import Drafts, Flags
 from engine.sampling.proposals import Proposals
 from engine.sampling.target import Target
 from kernels.interface import SamplingKernels
-from kernels.ops.noise import ACCEPT_STREAM, RECOVER_STREAM
-from kernels.ops.transfer import to_device
+from kernels.ops.sampling.noise import ACCEPT_STREAM, RECOVER_STREAM
+from kernels.ops.steps.transfer import to_device
 
 NOTHING = float("-inf")
 
@@ -78,7 +78,7 @@ class Rejection:
     def _entries(
         self,
         accepted: Tensor,  # [m] int64
-    ) -> tuple[Tensor, Tensor, Tensor]:  # as `kernels.ops.rejection.log_residual` takes them
+    ) -> tuple[Tensor, Tensor, Tensor]:  # as `kernels.ops.sampling.rejection.log_residual` takes them
         """Of the draft behind the accepted ones; those of all others belong to none."""
         drafts, proposals = self._drafts, self._proposals
         owner = np.full(len(drafts.counts), -1)

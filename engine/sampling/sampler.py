@@ -9,7 +9,7 @@ from engine.sampling.proposals import certain, pack_distributions
 from engine.sampling.target import read_target, select_target
 from engine.sampling.truncation import keep_most_likely
 from kernels.interface import SamplingKernels
-from kernels.ops.noise import DRAFT_STREAM
+from kernels.ops.sampling.noise import DRAFT_STREAM
 from shared.messages.steps import DraftDistribution
 
 MAX_PROPOSED = 64  # tokens of a proposal's distribution: exact for any, and the rest has little mass

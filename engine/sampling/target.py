@@ -10,8 +10,8 @@ from engine.sampling.columns import Ints
 from engine.sampling.processing import SampleBatch
 from engine.sampling.truncation import Truncation, truncate, truncate_by
 from kernels.interface import SamplingKernels
-from kernels.ops.noise import row_keys
-from kernels.ops.transfer import to_device
+from kernels.ops.sampling.noise import row_keys
+from kernels.ops.steps.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True)

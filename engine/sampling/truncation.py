@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.sampling.columns import Floats, Ints, SamplingColumns
-from kernels.ops.transfer import to_device
+from kernels.ops.steps.transfer import to_device
 
 FIRST_TOP = 128  # tokens looked at first for the boundary of top_p; most nuclei are smaller
 GROWTH = 16
@@ -52,7 +52,7 @@ def truncate(
 
 
 def truncate_by(
-    kernel: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],  # `kernels.ops.truncation`
+    kernel: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],  # `kernels.ops.sampling.truncation`
     scaled: Tensor,  # [num_rows, vocab_size] float32: processed logits / temperature
     columns: SamplingColumns,
     rows: Ints,  # [num_rows]

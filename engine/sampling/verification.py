@@ -19,7 +19,7 @@ from engine.sampling.processing import SampleBatch
 from engine.sampling.rejection import Rejection
 from engine.sampling.sampler import Sampler
 from engine.sampling.target import select_target
-from kernels.ops.transfer import to_device
+from kernels.ops.steps.transfer import to_device
 
 
 class Verdict(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.ops.codes import INT4
+from kernels.ops.linears.codes import INT4
 from shared.config import EngineSettings, MemorySettings
 from shared.errors import ConfigError
 

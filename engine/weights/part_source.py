@@ -17,8 +17,8 @@ from engine.weights.kv_scales import KVScales
 from engine.weights.quantised.form import Quantisation
 from engine.weights.quantised.kept import QuantisedAs
 from engine.weights.source import WeightSource
-from kernels.ops.codes import Codes
 from kernels.ops.digest import Sums
+from kernels.ops.linears.codes import Codes
 from shared.errors import ConfigError
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.description.names import Part
-from kernels.ops.codes import Codes
+from kernels.ops.linears.codes import Codes
 
 
 def view_of(part: Part, stored: Tensor) -> Tensor:

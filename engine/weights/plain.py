@@ -18,8 +18,8 @@ from engine.weights.inventory import QuantisedMatrix
 from engine.weights.kv_scales import KVScales
 from engine.weights.pieces import copied, view_of
 from engine.weights.quantised.form import Quantisation
-from kernels.ops.codes import Codes
 from kernels.ops.digest import Sums
+from kernels.ops.linears.codes import Codes
 
 DUMMY_PART = 1 << 20  # random numbers made at a time
 MAX_FILLING = 16  # threads that make them

@@ -27,10 +27,10 @@ from engine.weights.quantised.form import Quantisation
 from engine.weights.quantised.kept import common_form, decoded_form, kept_slots
 from engine.weights.quantised.module_tensors import ModuleTensors
 from engine.weights.quantised.reading import read_quantisation
-from kernels.ops.codes import Codes, same_order
 from kernels.ops.digest import Sums
+from kernels.ops.linears.codes import Codes, same_order
 from shared.errors import ModelError
-from shared.heap import trim_heap
+from shared.processes.heap import trim_heap
 
 HALVES = {"F16", "BF16"}
 STORED = {"F64": torch.float32, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

@@ -1,4 +1,4 @@
-"""The activations of `kernels.ops.activation` with the exponential in float64.
+"""The activations of `kernels.ops.layers.activation` with the exponential in float64.
 
 A vectorised float32 exponential and the scalar one at the end of a loop differ by a bit, and which elements are at an
 end depends on the number of rows and threads.  In float64 the difference does not survive the rounding back.
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from kernels.ops.activation import CLAMP, STEEPNESS
+from kernels.ops.layers.activation import CLAMP, STEEPNESS
 
 
 def activation(

@@ -13,9 +13,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from kernels.ops import attention as reference
-from kernels.ops.attention import AttentionMetadata, QueryGroup
-from kernels.ops.kv_cache import KVCache
+from kernels.ops.attention import attention as reference
+from kernels.ops.attention.attention import AttentionMetadata, QueryGroup
+from kernels.ops.attention.kv_cache import KVCache
 
 MAX_QUERIES = 256  # bounds the scores' memory: num_heads x 256 x seq_len doubles
 MAX_BATCHED_QUERIES = 8  # longer ones gain nothing from sharing a call

@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.cpu import abi
 from kernels.cpu.contents import check
 from kernels.cpu.linear_attention import LinearAttention
-from kernels.ops.codes import E2M1, MIDDLE, ZERO, Codes, same_order
+from kernels.ops.linears.codes import E2M1, MIDDLE, ZERO, Codes, same_order
 
 DECODED = {torch.float32: 0, torch.bfloat16: 1}  # PgFormat
 E4M3_CODES, E2M1_CODES, INTEGERS_4, INTEGERS_8 = 5, 7, 8, 9  # PgFormat

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.ops.noise import MAX_NOISE, TOKEN_STEP, UNIT, gumbel_noise
+from kernels.ops.sampling.noise import MAX_NOISE, TOKEN_STEP, UNIT, gumbel_noise
 
 MANY = 512  # candidates of a row from which the approximate pass is worth its while
 BLOCK = 1 << 16  # int32 scores of the approximate pass: stay in the second-level cache
@@ -22,7 +22,7 @@ def gumbel_argmax(
     values: Tensor,  # [num_rows, vocab_size] float32: processed logits / temperature
     cut: Tensor,  # [num_rows] float32
     last_tied: Tensor,  # [num_rows] int64
-    keys: tuple[Tensor, Tensor],  # each [num_rows] int64, from `kernels.ops.noise.row_keys`
+    keys: tuple[Tensor, Tensor],  # each [num_rows] int64, from `kernels.ops.sampling.noise.row_keys`
 ) -> Tensor:  # [num_rows] int64
     peak, likeliest = values.max(dim=1)
     reachable = peak.double() + gumbel_noise(*keys, likeliest) - MAX_NOISE
@@ -89,7 +89,7 @@ def approximate_noise(
 
 def _mix(
     word: Tensor,  # [...] int32, overwritten
-) -> Tensor:  # [...] int32: `kernels.ops.noise.mix`, whose masks are what int32 does by itself
+) -> Tensor:  # [...] int32: `kernels.ops.sampling.noise.mix`, whose masks are what int32 does by itself
     word.bitwise_xor_((word >> 16).bitwise_and_(0xFFFF)).mul_(0x85EBCA6B - (1 << 32))
     word.bitwise_xor_((word >> 13).bitwise_and_(0x7FFFF)).mul_(0xC2B2AE35 - (1 << 32))
     return word.bitwise_xor_((word >> 16).bitwise_and_(0xFFFF))

@@ -19,8 +19,8 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from kernels.ops import linear as plain
-from kernels.ops.linear import LinearWeight
+from kernels.ops.linears import linear as plain
+from kernels.ops.linears.linear import LinearWeight
 
 ROW_MULTIPLE = 16
 CHUNK = 512  # input features summed by one call

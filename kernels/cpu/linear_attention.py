@@ -15,7 +15,7 @@ PANEL = 16  # columns of a state that lie together
 
 
 def to_panels(
-    states: Tensor,  # [..., key_dim, value_dim], as `kernels.ops.delta_rule` has them
+    states: Tensor,  # [..., key_dim, value_dim], as `kernels.ops.states.delta_rule` has them
 ) -> Tensor:  # [..., value_dim / 16, key_dim, 16]
     return states.view(*states.shape[:-1], -1, PANEL).transpose(-3, -2).contiguous()
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels.cpu import abi
 from kernels.cpu.native import Native
 from kernels.cpu.packing import FORMATS
-from kernels.ops.lora import LoraPart
+from kernels.ops.linears.lora import LoraPart
 
 CHUNK = 32  # features of A that lie together
 COLUMNS = 32  # of a packed panel, at most

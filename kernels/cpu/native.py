@@ -21,7 +21,7 @@ from kernels.cpu.contents import check
 from kernels.cpu.packing import FORMATS, KV_FORMATS, PackedLinear
 from kernels.cpu.queued import QueuedStep
 from kernels.cpu.ranks import RankCalls
-from kernels.ops.sampled_columns import SampledColumns
+from kernels.ops.sampling.sampled_columns import SampledColumns
 
 UNSUPPORTED = {
     1: "head_dim is no multiple of 16, or above 576",

@@ -16,8 +16,8 @@ from kernels.cpu import abi
 from kernels.cpu.coded import CodedPacking, Coding, coding_of, read_codes
 from kernels.cpu.contents import address_of_sums, check, row_shape, rows_of
 from kernels.ops import digest
-from kernels.ops.codes import INT4, UINT4, ZERO, Codes, is_int8
 from kernels.ops.digest import Sums
+from kernels.ops.linears.codes import INT4, UINT4, ZERO, Codes, is_int8
 
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # PgFormat
 KV_FORMATS = FORMATS | {torch.float8_e4m3fn: 5, torch.float8_e5m2: 6}

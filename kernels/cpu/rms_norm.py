@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.ops import rms_norm as reference
+from kernels.ops.layers import rms_norm as reference
 
 
 def rms_norm(

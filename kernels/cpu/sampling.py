@@ -26,7 +26,7 @@ class Sampling(Library):
         values: Tensor,  # [num_rows, vocab_size] float32: processed logits / temperature
         cut: Tensor,  # [num_rows] float32
         last_tied: Tensor,  # [num_rows] int64
-        keys: tuple[Tensor, Tensor],  # each [num_rows] int64, from `kernels.ops.noise.row_keys`
+        keys: tuple[Tensor, Tensor],  # each [num_rows] int64, from `kernels.ops.sampling.noise.row_keys`
     ) -> Tensor:  # [num_rows] int64
         num_rows = len(values)
         check(values, torch.float32, tuple(values.shape))

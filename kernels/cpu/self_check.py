@@ -14,21 +14,15 @@ from kernels.cpu.coded import coding_of
 from kernels.cpu.linear_attention import from_panels, to_panels
 from kernels.cpu.native import KVShape, Native, StepColumns
 from kernels.cpu.packing import FORMATS, KV_FORMATS, NIBBLES
-from kernels.ops import (
-    attention,
-    causal_conv,
-    delta_rule,
-    digest,
-    kv_store,
-    linear,
-    linear_codes,
-    linear_int8,
-    rms_norm,
-    truncation,
-)
-from kernels.ops.codes import E2M1, UINT4, Codes, quantise_to_codes
-from kernels.ops.kv_cache import FP8S, KVCache
-from kernels.ops.state_plan import StatePlan
+from kernels.ops import digest
+from kernels.ops.attention import attention, kv_store
+from kernels.ops.attention.kv_cache import FP8S, KVCache
+from kernels.ops.layers import rms_norm
+from kernels.ops.linears import linear, linear_codes, linear_int8
+from kernels.ops.linears.codes import E2M1, UINT4, Codes, quantise_to_codes
+from kernels.ops.sampling import truncation
+from kernels.ops.states import causal_conv, delta_rule
+from kernels.ops.states.state_plan import StatePlan
 
 TOLERANCE = 1e-4
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 4, 2, 16, 16

@@ -1,4 +1,4 @@
-"""The planner and the op of `kernels.ops.attention` on two libraries' functions.
+"""The planner and the op of `kernels.ops.attention.attention` on two libraries' functions.
 
 The library comes as a module, so that what it is called with can be proved without it.  Neither is captured in graphs,
 and neither knows sinks: `Kernels.attention_sinks` says so.
@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.ops.attention import AttentionMetadata
-from kernels.ops.kv_cache import KVCache
-from kernels.ops.transfer import to_device
+from kernels.ops.attention.attention import AttentionMetadata
+from kernels.ops.attention.kv_cache import KVCache
+from kernels.ops.steps.transfer import to_device
 
 WORKSPACE = 256 << 20  # bytes, as FlashInfer recommends
 

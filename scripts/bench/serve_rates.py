@@ -28,7 +28,7 @@ from services.cli.bench.grpc_backend import NUM_CHANNELS
 from services.cli.bench.options import ServeOptions
 from services.cli.bench.report import Report
 from services.cli.bench.serve import measure, rates_table
-from services.cli.workloads import WorkloadOptions
+from services.cli.command_line.workloads import WorkloadOptions
 from shared.metrics import summarise
 
 SHARES = (0.05, 0.25, 0.5, 0.8, 1.2, 2.0)  # of the capacity
@@ -104,7 +104,7 @@ def main() -> int:
         reports, lines = uvloop.run(RatesBench(running, args.seconds).rates())
     print(rates_table(reports))
     if args.plot is not None:
-        from services.cli.plots import plot_measured
+        from services.cli.display.plots import plot_measured
 
         plot_measured(reports, args.plot)
     return finish(lines, check=args.check, title="the load generator's figures and the services' of the same requests")

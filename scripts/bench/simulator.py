@@ -37,7 +37,7 @@ from scripts.bench.common.host import awake, in_quiet
 from scripts.bench.common.report import Result, bench_parser, finish
 from services.cli.bench.generator import Generator, RequestOutcome, lateness
 from services.cli.bench.grpc_backend import GrpcBackend
-from services.cli.private import with_private_deployment
+from services.cli.supervision.private import with_private_deployment
 from services.scheduler.state.policy import Policy
 from services.simulator.fitting import Fitted, Scattered, fit, read_recording, undisturbed
 from services.simulator.hardware import StepTime
@@ -48,7 +48,7 @@ from shared.config import Settings, load_settings
 from shared.messages import WorkerCapacity
 from shared.metrics import Slo, Summary, percentile, rate, summarise
 from shared.metrics.steps import RecordedStep
-from shared.phases import QUEUE, Phase
+from shared.tracing.phases import QUEUE, Phase
 from shared.workload import LoadRequest, RandomLengths, arrival_times, at_times, random_requests
 
 LENGTHS = RandomLengths(input_len=160, output_len=64, range_ratio=0.75)

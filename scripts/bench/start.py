@@ -25,7 +25,7 @@ from scripts.bench.common.models import kept
 from scripts.bench.common.proc import processor
 from scripts.bench.common.report import Result, bench_parser, finish
 from scripts.bench.common.tokens import MODEL
-from services.cli.client import TerminalClient
+from services.cli.display.client import TerminalClient
 
 READY = {"bundled": 2.5, "M": 4.0}  # seconds, as a target
 REPLACED = 2.0

@@ -1,6 +1,6 @@
 """`python -m services.cli` is `pageant`."""
 
-from services.cli.entry import run
+from services.cli.command_line.entry import run
 
 if __name__ == "__main__":
     run()

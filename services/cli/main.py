@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 import msgspec
 
-from services.cli.help import DIRECTORY, EXISTING_FILE, Group, Shown, field_options, take
-from services.cli.options import (
+from services.cli.command_line.help import DIRECTORY, EXISTING_FILE, Group, Shown, field_options, take
+from services.cli.command_line.options import (
     deployment_options,
     sampling_options,
     settings_options,
@@ -19,11 +19,11 @@ from services.cli.options import (
     take_sampling,
     take_settings,
 )
-from services.cli.supervisor import Replicas
-from shared.supervision import FEWEST, SupervisorOrder
+from services.cli.supervision.supervisor import Replicas
+from shared.processes.supervision import FEWEST, SupervisorOrder
 
 if TYPE_CHECKING:
-    from services.cli.client import TerminalClient
+    from services.cli.display.client import TerminalClient
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 ELSEWHERE = {
@@ -31,7 +31,7 @@ ELSEWHERE = {
     "model": "services.cli.models.commands:model",
     "replay": "services.cli.replay:replay_command",
     "simulate": "services.cli.bench.commands:simulate",
-    "top": "services.cli.top:top",
+    "top": "services.cli.display.top:top",
     "trace": "services.cli.trace.commands:trace",
 }
 
@@ -47,7 +47,7 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
     def client(self) -> TerminalClient:
-        from services.cli.client import TerminalClient
+        from services.cli.display.client import TerminalClient
 
         authority = self.tls_ca.read_bytes() if self.tls_ca else None
         return TerminalClient(self.address, key=self.api_key, authority=authority)
@@ -69,7 +69,7 @@ def serve(directory: str | None, log_dir: Path | None, **arguments: Any) -> None
 
     DIRECTORY is the model, as with --model.
     """
-    from services.cli.processes import start_fork_servers
+    from services.cli.supervision.processes import start_fork_servers
 
     with closing(start_fork_servers()) as fork_servers:  # which import torch from now on
         from services.cli import serve as command
@@ -115,7 +115,7 @@ def one_model(directory: str | None, model: str | None) -> str | None:
 @deployment_options
 def restart(services: tuple[str, ...], **arguments: Any) -> None:
     """Replace every process of a running `pageant serve` in turn, or those of SERVICES; streams go on."""
-    from services.cli import orders
+    from services.cli.supervision import orders
 
     order = SupervisorOrder(restart=list(services or FEWEST))
     sys.exit(orders.give(take_settings(arguments).deployment, order))
@@ -126,7 +126,7 @@ def restart(services: tuple[str, ...], **arguments: Any) -> None:
 @deployment_options
 def scale(replicas: tuple[str, ...], **arguments: Any) -> None:
     """Set the number of replicas of services of a running `pageant serve`: `pageant scale worker=2 tokenizer=3`."""
-    from services.cli import orders
+    from services.cli.supervision import orders
 
     settings = take_settings(arguments)
     try:
@@ -143,7 +143,7 @@ def scale(replicas: tuple[str, ...], **arguments: Any) -> None:
 @click.option("--explain", is_flag=True, help="Print the time of the request by phase.")
 def generate(prompt: str, explain: bool, **arguments: Any) -> None:
     """Complete PROMPT, streaming ('-' reads it from standard input)."""
-    from services.cli import terminal
+    from services.cli.display import terminal
 
     text = sys.stdin.read() if prompt == "-" else prompt
     client = take(Connection, arguments).client()
@@ -156,7 +156,7 @@ def generate(prompt: str, explain: bool, **arguments: Any) -> None:
 @sampling_options
 def chat(system: str, **arguments: Any) -> None:
     """Talk with the model; /quit ends it."""
-    from services.cli import terminal
+    from services.cli.display import terminal
 
     sys.exit(terminal.chat(take(Connection, arguments).client(), system, take_sampling(arguments)))
 
@@ -184,7 +184,7 @@ def launch(agent: str, arguments: tuple[str, ...], url: str, api_key: str, model
 @sampling_options
 def quickstart(prompt: str, **arguments: Any) -> None:
     """Complete PROMPT with a private deployment, which is stopped afterwards."""
-    from services.cli import private
+    from services.cli.supervision import private
 
     settings = take_settings(arguments)
     sys.exit(private.quickstart(settings, prompt, take_sampling(arguments)))

@@ -7,11 +7,11 @@ import subprocess
 import sys
 import time
 
-from services.cli.processes import start
 from services.cli.serve import TURN, Interruption, report
-from services.cli.supervisor import Role, Supervisor
+from services.cli.supervision.processes import start
+from services.cli.supervision.supervisor import Role, Supervisor
 from shared.config import Settings, settings_environment
-from shared.descriptors import raise_limit
+from shared.processes.descriptors import raise_limit
 
 MAX_DELAY = 2.0  # seconds before it is started again: its leader may be back by then
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from services.cli.help import EXISTING_FILE, SectionedCommand
+from services.cli.command_line.help import EXISTING_FILE, SectionedCommand
 from shared.errors import ProtocolError
 
 KEPT = Path("tests/unit/scheduler/recording/recordings")  # every recording there is replayed by a test

@@ -15,24 +15,24 @@ import click
 from services.cli.addresses import grpc_address, ready_block, with_port
 from services.cli.checks import Finding, examine, examine_model
 from services.cli.checks.settings import check_runtime
-from services.cli.cluster import on_cluster
-from services.cli.failures import one_line, words
-from services.cli.forking import ForkServers
+from services.cli.command_line.failures import one_line, words
 from services.cli.models.fleet import Fleet, ModelSettings
 from services.cli.models.keeper import COMPUTING
-from services.cli.orders import Fulfilment, OrderDesk
-from services.cli.processes import Starter
-from services.cli.supervisor import KILL_AFTER, Replicas, Role, Supervisor
+from services.cli.supervision.cluster import on_cluster
+from services.cli.supervision.forking import ForkServers
+from services.cli.supervision.orders import Fulfilment, OrderDesk
+from services.cli.supervision.processes import Starter
+from services.cli.supervision.supervisor import KILL_AFTER, Replicas, Role, Supervisor
 from shared.config import FurtherModel, Settings, settings_of_model
-from shared.descriptors import raise_limit
 from shared.errors import ConfigError, PageantError
-from shared.exit_status import EXIT_CONFIG
-from shared.standard_streams import guard_standard_streams
-from shared.supervision import desk_path
+from shared.processes.descriptors import raise_limit
+from shared.processes.exit_status import EXIT_CONFIG
+from shared.processes.standard_streams import guard_standard_streams
+from shared.processes.supervision import desk_path
 from shared.transport.directory import claim, make_private
 
 if TYPE_CHECKING:
-    from services.cli.client import TerminalClient
+    from services.cli.display.client import TerminalClient
 
 ONE_OF_EACH = Replicas()
 WAITS_SECONDS = 1.0  # between looks at what they wait for
@@ -218,7 +218,7 @@ def wait_until_serving(
 
 def connect(settings: Settings) -> TerminalClient:
     """A client for a gateway with these settings.  gRPC is imported here, while the children already start."""
-    from services.cli.client import TerminalClient
+    from services.cli.display.client import TerminalClient
 
     authority = None
     if settings.access.tls_cert_file:

@@ -12,8 +12,8 @@ import msgspec
 from tqdm import tqdm
 
 from services.cli.bench.options import SimulateOptions
-from services.cli.tables import aligned
-from services.cli.workloads import WorkloadOptions, requests_of
+from services.cli.command_line.workloads import WorkloadOptions, requests_of
+from services.cli.display.tables import aligned
 from services.scheduler.lifecycle.routing import SCORES
 from services.scheduler.state.policy import Policy
 from services.simulator.fitting import Scattered, errors, fit, read_recording
@@ -57,7 +57,7 @@ def run(options: SimulateOptions, workload: WorkloadOptions) -> int:
         written = msgspec.json.encode({"results": plain, "wall_seconds": elapsed})
         options.json.write_bytes(msgspec.json.format(written))
     if options.plot is not None:
-        from services.cli.plots import plot_simulation
+        from services.cli.display.plots import plot_simulation
 
         plot_simulation(results, options.plot)
     return 0

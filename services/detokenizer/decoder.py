@@ -11,8 +11,8 @@ import codecs
 from collections.abc import Sequence
 from typing import Protocol
 
-from shared.pieces import Pieces, make_pieces
-from shared.tokenization import ModelTokenizer
+from shared.text.pieces import Pieces, make_pieces
+from shared.text.tokenization import ModelTokenizer
 
 REPLACEMENT = "\ufffd"
 MAX_HELD_TOKENS = 16  # no character spans more tokens: what is still broken then stays so

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from services.detokenizer.decoder import DecoderFactory
 from services.detokenizer.stops import StopMatcher
-from shared.latency import LatencyTracker, arrived, checked
 from shared.messages import FinishReason, LatencyBreakdown, OpenStream, SequenceText, SequenceTokens
-from shared.phases import Phase
+from shared.tracing.latency import LatencyTracker, arrived, checked
+from shared.tracing.phases import Phase
 
 
 class StreamGapError(Exception):

@@ -10,8 +10,6 @@ import structlog
 from services.detokenizer.decoder import DecoderFactory
 from services.detokenizer.stream import StreamGapError, TextStream
 from shared.errors import RejectCode
-from shared.latency import LatencyTracker
-from shared.logging import request_logger
 from shared.messages import (
     OpenStream,
     RequestRejected,
@@ -21,7 +19,9 @@ from shared.messages import (
     StreamLost,
     TokenBatch,
 )
-from shared.phases import Phase
+from shared.processes.logging import request_logger
+from shared.tracing.latency import LatencyTracker
+from shared.tracing.phases import Phase
 
 log = structlog.get_logger()
 

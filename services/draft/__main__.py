@@ -2,6 +2,6 @@
 
 from services.draft.main import make
 from shared.actor import run_actor
-from shared.exit_status import leave
+from shared.processes.exit_status import leave
 
 leave(run_actor(make))

@@ -15,7 +15,7 @@ from shared.actor.executor import Executor
 from shared.config import Settings
 from shared.errors import FatalError
 from shared.messages import DraftCapacity, DraftInbox, DraftUpdate, Refused, Roster, ServiceName, Tick
-from shared.standard_streams import drain_standard_streams
+from shared.processes.standard_streams import drain_standard_streams
 from shared.transport import Transport
 
 log = structlog.get_logger()

@@ -12,7 +12,7 @@ from engine.loading.load import load_model
 from services.draft.model import ModelProposer
 from shared.config import Settings
 from shared.errors import ConfigError
-from shared.model_source import resolve_model_dir
+from shared.text.model_source import resolve_model_dir
 
 
 def load_proposer(settings: Settings) -> ModelProposer:

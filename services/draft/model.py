@@ -27,7 +27,7 @@ from services.draft.followed import Followed
 from services.draft.proposer import Guess
 from shared.errors import FatalError, ProtocolError
 from shared.messages import AdmittedSequence, DraftCapacity, DraftDistribution
-from shared.sampling import GREEDY_EPSILON
+from shared.requests.sampling import GREEDY_EPSILON
 
 NONE: list[DraftDistribution] = []
 MOST_AT_ONCE = 8  # tokens of one call: updates that come meanwhile wait for its end

@@ -13,8 +13,8 @@ import structlog
 
 from services.draft.order import ProposalOrder
 from services.draft.proposer import Proposer
+from shared.clocks.epochs import is_late
 from shared.config import MAX_DRAFT_TOKENS
-from shared.epochs import is_late
 from shared.errors import ProtocolError
 from shared.messages import AdmittedSequence, DraftProposals, DraftUpdate
 

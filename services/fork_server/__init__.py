@@ -2,8 +2,8 @@
 
 Two seconds of processor time, most of what a worker needs until it is ready, are the import of torch; half of what
 another service needs is what all import.  This process imports its modules once, and forks a service whenever its
-supervisor asks (`services/cli/forking.py`).  It computes nothing and starts no thread.  Services share its memory until
-they write.
+supervisor asks (`services/cli/supervision/forking.py`).  It computes nothing and starts no thread.  Services share its
+memory until they write.
 
 A service that was forked is its supervisor's own child, as one that was started: it has two forks between it and this
 process, and when the one in the middle ends, the kernel gives it to the supervisor, which is its subreaper.  So this

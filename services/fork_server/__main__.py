@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from services.fork_server import IMPORTS
-from shared.forking import MAX_ORDER, NUM_DESCRIPTORS, ForkOrder
+from shared.processes.forking import MAX_ORDER, NUM_DESCRIPTORS, ForkOrder
 
 PR_SET_PDEATHSIG = 1
 ADOPTION_SECONDS = 5.0

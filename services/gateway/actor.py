@@ -19,9 +19,9 @@ from services.gateway.http.requests.thinking import FIELD, as_the_prompt_ends, r
 from services.gateway.links import ModelLinks
 from services.gateway.member import GatewayMember
 from shared.actor import LifePhase
-from shared.clock import steady_time
+from shared.clocks.clock import steady_time
 from shared.config import Settings
-from shared.reasoning import ThinkingBudget
+from shared.requests.reasoning import ThinkingBudget
 from shared.transport import Transport
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import structlog
 
 from services.gateway.generation.models import ServedModels
 from services.gateway.member import ModelMember
-from shared.clock import steady_time
+from shared.clocks.clock import steady_time
 from shared.config import FurtherModel, Settings, read_models, settings_of_model
 from shared.errors import ConfigError
 from shared.transport import Transport, make_transport

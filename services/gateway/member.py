@@ -12,7 +12,7 @@ from services.gateway.generation.service import GenerationService
 from services.gateway.health.readiness import Readiness
 from shared.actor import LifePhase, MemberActor
 from shared.actor.actor import Handlers
-from shared.clock import steady_time
+from shared.clocks.clock import steady_time
 from shared.config import Settings
 from shared.errors import FatalError
 from shared.messages import (

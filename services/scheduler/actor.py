@@ -22,8 +22,8 @@ from services.scheduler.telemetry.stalls import StallWatch
 from services.scheduler.telemetry.steplog import StepLog, StepMeter
 from shared.actor import Actor, LifePhase
 from shared.actor.actor import Handlers
+from shared.clocks.deadlines import received
 from shared.config import Settings
-from shared.deadlines import received
 from shared.errors import ProtocolError
 from shared.messages import (
     HAS_EVERYTHING,

@@ -15,7 +15,7 @@ from services.scheduler.recording.recorder import RecordedScheduler
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.policy import Policy
 from shared.config import DeploymentSettings, Settings
-from shared.standard_streams import LAST_WORDS_SECONDS
+from shared.processes.standard_streams import LAST_WORDS_SECONDS
 from shared.transport import Transport
 
 log = structlog.get_logger()

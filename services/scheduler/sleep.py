@@ -15,11 +15,11 @@ import structlog
 from services.scheduler.lifecycle.admission import check_queue
 from services.scheduler.scheduler import Scheduler
 from shared.activity import Activity, is_marked_asleep, write_activity
-from shared.background import BackgroundQueue
 from shared.errors import RejectCode, RequestError
-from shared.latency import LatencyTracker, arrived
 from shared.messages import AddRequest, AttachRequest, WorkerCapacity
-from shared.phases import Phase
+from shared.processes.background import BackgroundQueue
+from shared.tracing.latency import LatencyTracker, arrived
+from shared.tracing.phases import Phase
 
 log = structlog.get_logger()
 

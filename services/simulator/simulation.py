@@ -23,7 +23,7 @@ from services.simulator.observer import Observer, RequestRecord, SilentJournal
 from shared.messages import AddRequest, RequestHeader, StepResult, WorkerCapacity
 from shared.metrics import ModelWork
 from shared.metrics.steps import StepWork
-from shared.sampling import GenerationDefaults, SamplingParams
+from shared.requests.sampling import GenerationDefaults, SamplingParams
 from shared.workload import BYTE_VOCABULARY, BlockPrompt, LoadRequest, TokenPrompt
 
 VOCAB_SIZE = BYTE_VOCABULARY  # the tokens' values do not matter here; of small numbers Python keeps one object each

@@ -21,13 +21,10 @@ from services.tokenizer.prompts import PromptRules, check_deadline, pack_prompt
 from services.tokenizer.renderers import RendererPool
 from shared.actor import MemberActor
 from shared.actor.actor import Handlers
-from shared.clock import steady_time
+from shared.clocks.clock import steady_time
+from shared.clocks.deadlines import received, sent
 from shared.config import Settings
-from shared.deadlines import received, sent
 from shared.errors import RejectCode, RequestError
-from shared.grammar import Grammar, refusal
-from shared.latency import LatencyTracker, arrived
-from shared.logging import request_logger
 from shared.messages import (
     AbortRequest,
     DecodeRequest,
@@ -50,9 +47,12 @@ from shared.messages import (
     TokenizerInbox,
 )
 from shared.packing import pack_tokens, unpack_tokens
-from shared.phases import Phase
-from shared.pieces import TokenPieces
-from shared.tokenization import ModelTokenizer
+from shared.processes.logging import request_logger
+from shared.requests.grammar import Grammar, refusal
+from shared.text.pieces import TokenPieces
+from shared.text.tokenization import ModelTokenizer
+from shared.tracing.latency import LatencyTracker, arrived
+from shared.tracing.phases import Phase
 from shared.transport import Transport
 
 log = structlog.get_logger()

@@ -18,8 +18,8 @@ import structlog
 
 from services.tokenizer.frames import PREFIX, to_frame
 from shared.errors import FatalError, RejectCode, RequestError
-from shared.idle_time import LEAST_URGENT, confine_to_idle_time
-from shared.proc import own_seconds, stat, wants_to_run
+from shared.processes.idle_time import LEAST_URGENT, confine_to_idle_time
+from shared.processes.proc import own_seconds, stat, wants_to_run
 
 log = structlog.get_logger()
 

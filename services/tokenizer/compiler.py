@@ -13,8 +13,8 @@ from services.tokenizer.confinement import serve
 from services.tokenizer.frames import ChildSetup, Compilation, CompileJob
 from shared.automata.compiling import Compiler
 from shared.automata.limits import GrammarError
-from shared.grammar import Grammar, GrammarKind
-from shared.idle_time import take_idle_time_only
+from shared.processes.idle_time import take_idle_time_only
+from shared.requests.grammar import Grammar, GrammarKind
 
 
 def prepare(_: ChildSetup) -> Callable[[CompileJob], Compilation]:

@@ -12,10 +12,10 @@ from collections import OrderedDict
 
 from services.tokenizer.children import LONGEST, BrokenChildError, ChildPool, LateChildError, awake
 from services.tokenizer.frames import ChildSetup, Compilation, CompileJob
-from shared.debts import Debts
 from shared.errors import RejectCode, RequestError
-from shared.grammar import MAX_COMPILED_BYTES, Grammar, GrammarKind, check_grammar, refusal
-from shared.idle_time import LEAST_URGENT
+from shared.fairness.debts import Debts
+from shared.processes.idle_time import LEAST_URGENT
+from shared.requests.grammar import MAX_COMPILED_BYTES, Grammar, GrammarKind, check_grammar, refusal
 
 NUM_COMPILERS = 2
 PATIENCE = 30.0  # seconds that a request waits where a machine has no time for it; `resume_timeout` in service

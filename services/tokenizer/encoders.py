@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.tokenizer.children import ChildPool
 from services.tokenizer.frames import Encoded, EncodeJob, EncodeSetup
-from shared.fair_slots import FairSlots
+from shared.fairness.fair_slots import FairSlots
 from shared.messages.codec import MAX_MESSAGE_BYTES
 
 HUGE_TEXT = 256 << 10  # characters; tenths of a second, which those with a long text should not wait for

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from shared.grammar import Grammar
+from shared.requests.grammar import Grammar
 
 PREFIX = struct.Struct("<I")
 

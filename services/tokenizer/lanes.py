@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from shared.fair_slots import FairSlots
+from shared.fairness.fair_slots import FairSlots
 
 T = TypeVar("T")
 

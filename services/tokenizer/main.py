@@ -5,10 +5,10 @@ from __future__ import annotations
 from services.tokenizer.actor import TokenizerActor
 from services.tokenizer.renderers import RendererPool
 from shared.config import Settings
-from shared.heap import trim_heap
-from shared.model_source import resolve_model_dir
-from shared.text_digest import text_fingerprint
-from shared.tokenization import load_tokenizer
+from shared.processes.heap import trim_heap
+from shared.text.model_source import resolve_model_dir
+from shared.text.text_digest import text_fingerprint
+from shared.text.tokenization import load_tokenizer
 from shared.transport import Transport
 
 

@@ -11,9 +11,9 @@ from services.tokenizer.chats import num_bytes
 from shared.errors import ProtocolError, RejectCode, RequestError
 from shared.messages import AddRequest, ChatMessage, ChatOptions, EncodeRequest, TokenizeRequest
 from shared.packing import pack_tokens, unpack_tokens
-from shared.reasoning import is_left_open
-from shared.sampling import Limits, SamplingParams, check_sampling, check_token_ids, too_long
-from shared.tokenization import ModelTokenizer
+from shared.requests.reasoning import is_left_open
+from shared.requests.sampling import Limits, SamplingParams, check_sampling, check_token_ids, too_long
+from shared.text.tokenization import ModelTokenizer
 
 ROLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 DEFAULT_MAX_TOKENS = 16  # of a text or token prompt; a chat may use the rest of the context

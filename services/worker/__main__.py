@@ -2,8 +2,8 @@
 
 import gc
 
-from services.worker.rank_processes import start_early
-from shared.exit_status import leave
+from services.worker.groups.rank_processes import start_early
+from shared.processes.exit_status import leave
 
 
 def main() -> int:

@@ -11,11 +11,11 @@ import msgspec
 import structlog
 
 from services.worker.adapters import AdapterLoading
-from services.worker.block_desk import BlockDesk, MoveOrder
-from services.worker.checks import check_move, check_plan
-from services.worker.mover import BlockMover
-from services.worker.serving import open_link
-from services.worker.steps import Steps
+from services.worker.blocks.block_desk import BlockDesk, MoveOrder
+from services.worker.blocks.mover import BlockMover
+from services.worker.blocks.serving import open_link
+from services.worker.plans.checks import check_move, check_plan
+from services.worker.plans.steps import Steps
 from shared.actor import LifePhase, MemberActor
 from shared.actor.actor import Handlers
 from shared.actor.executor import Executor, InlineExecutor
@@ -42,12 +42,12 @@ from shared.messages import (
     WorkerInbox,
     WorkerRole,
 )
-from shared.standard_streams import drain_standard_streams
+from shared.processes.standard_streams import drain_standard_streams
 from shared.transport import Transport
 
 if TYPE_CHECKING:  # a stand-in for the model needs no torch
     from engine.execution.runner import ModelRunner
-    from services.worker.ranks import AnyGroup
+    from services.worker.groups.ranks import AnyGroup
 
 log = structlog.get_logger()
 

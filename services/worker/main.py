@@ -14,17 +14,17 @@ from engine.loading.load import load_runner
 from engine.loading.reading import KeptPart
 from services.worker.actor import WorkerActor
 from services.worker.adapters import AdapterLoading
-from services.worker.overlapped import OverlappedSteps
-from services.worker.pipelined import PipelinedComputation
-from services.worker.queued import QueuedPlans
-from services.worker.rank_processes import Started
-from services.worker.ranks import AnyGroup, RankGroup, make_group
-from services.worker.recording import RecordedRunner
-from services.worker.steps import StepComputation, Steps, ThreadSteps
+from services.worker.groups.rank_processes import Started
+from services.worker.groups.ranks import AnyGroup, RankGroup, make_group
+from services.worker.plans.overlapped import OverlappedSteps
+from services.worker.plans.pipelined import PipelinedComputation
+from services.worker.plans.queued import QueuedPlans
+from services.worker.plans.recording import RecordedRunner
+from services.worker.plans.steps import StepComputation, Steps, ThreadSteps
 from shared.actor.executor import Executor, ThreadExecutor
 from shared.config import Settings
-from shared.exit_status import EXIT_FATAL
 from shared.messages import HoldAdapters, Tick
+from shared.processes.exit_status import EXIT_FATAL
 from shared.transport import Transport
 
 log = structlog.get_logger()

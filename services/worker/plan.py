@@ -24,8 +24,8 @@ from engine.weights.formats import resolve_device
 from engine.weights.source import WeightSource, has_codes, open_weights
 from shared.config import EngineSettings, MemorySettings, Settings, load_settings
 from shared.errors import PageantError
-from shared.logging import setup_logging
-from shared.model_source import resolve_model_dir
+from shared.processes.logging import setup_logging
+from shared.text.model_source import resolve_model_dir
 
 
 def describe(settings: Settings) -> dict[str, Any]:

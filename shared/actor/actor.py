@@ -18,11 +18,11 @@ import structlog
 from shared.actor.incident import Incidents
 from shared.actor.metrics import MetricsPort
 from shared.actor.status import STALLED, StatusFile
-from shared.clock import steady_time
+from shared.clocks.clock import steady_time
 from shared.config import Settings
 from shared.errors import FatalError, PageantError, ProtocolError
-from shared.losses import losses
 from shared.messages import Drain, Member, Message, PeerGone, ServiceName
+from shared.processes.losses import losses
 from shared.transport.link import Transport, worth_a_line
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ import structlog
 
 from shared.config import Settings
 from shared.errors import PageantError
-from shared.logging import recent_events
-from shared.losses import INCIDENT, count_loss
+from shared.processes.logging import recent_events
+from shared.processes.losses import INCIDENT, count_loss
 
 log = structlog.get_logger()
 

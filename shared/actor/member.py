@@ -7,8 +7,8 @@ import time
 import structlog
 
 from shared.actor.actor import Actor, LifePhase
+from shared.clocks.epochs import EpochFollower, is_possible, life_of
 from shared.config import Settings
-from shared.epochs import EpochFollower, is_possible, life_of
 from shared.errors import ConfigError, ProtocolError
 from shared.messages import (
     Adapter,

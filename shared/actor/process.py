@@ -17,11 +17,11 @@ from shared.actor.incident import Incidents
 from shared.actor.status import STALLED, write_last_words
 from shared.actor.watchdog import Watchdog
 from shared.config import Settings, load_settings
-from shared.descriptors import raise_limit
 from shared.errors import ConfigError, ModelError, PageantError
-from shared.exit_status import EXIT_CONFIG, EXIT_FATAL
-from shared.logging import setup_logging
-from shared.standard_streams import LAST_WORDS_SECONDS, guard_standard_streams
+from shared.processes.descriptors import raise_limit
+from shared.processes.exit_status import EXIT_CONFIG, EXIT_FATAL
+from shared.processes.logging import setup_logging
+from shared.processes.standard_streams import LAST_WORDS_SECONDS, guard_standard_streams
 from shared.transport import Transport, make_transport
 
 log = structlog.get_logger()

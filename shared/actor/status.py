@@ -13,9 +13,9 @@ from pathlib import Path
 
 import structlog
 
-from shared.background import BackgroundQueue
 from shared.config import DeploymentSettings
-from shared.losses import STATUS, count_loss
+from shared.processes.background import BackgroundQueue
+from shared.processes.losses import STATUS, count_loss
 
 log = structlog.get_logger()
 

@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from shared.automata.limits import GrammarError, in_words, parser_limits
-from shared.grammar import JSON_OPTIONS, MAX_CHOICES, MAX_COMPILED_BYTES, Grammar, GrammarKind
+from shared.requests.grammar import JSON_OPTIONS, MAX_CHOICES, MAX_COMPILED_BYTES, Grammar, GrammarKind
 
 ANY_OBJECT = {"type": "object"}
 GBNF_RULE = re.compile(r"^\s*[A-Za-z][\w-]*\s*::=", re.MULTILINE)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shared.automata.limits import GrammarError
-from shared.pieces import TokenPieces, make_pieces
-from shared.tokenization import ModelTokenizer
+from shared.text.pieces import TokenPieces, make_pieces
+from shared.text.tokenization import ModelTokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer

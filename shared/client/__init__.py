@@ -23,7 +23,7 @@ from shared.client.answers import (
     Usage,
 )
 from shared.client.client import Client, GenerationStream
-from shared.explanation import Explanation
+from shared.tracing.explanation import Explanation
 
 __all__ = [
     "CallError",

@@ -10,7 +10,7 @@ import msgspec
 
 from protos.pageant.v1 import inference_pb2
 from shared.errors import PageantError
-from shared.explanation import Explanation
+from shared.tracing.explanation import Explanation
 
 FINISH_REASONS = {
     inference_pb2.FINISH_REASON_STOP: "stop",

@@ -12,7 +12,7 @@ from shared.exposition.engine import ENGINE
 from shared.exposition.families import Families, Sample
 from shared.metrics import histogram as buckets
 from shared.metrics.histogram import Histogram
-from shared.phases import QUEUE
+from shared.tracing.phases import QUEUE
 
 HISTOGRAMS = {  # attribute: name, text, buckets
     "ttft": (

@@ -21,8 +21,8 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import Collector
 
-from shared.descriptors import is_exhausted
 from shared.exposition.families import exposition
+from shared.processes.descriptors import is_exhausted
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse

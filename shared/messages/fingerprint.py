@@ -1,7 +1,7 @@
 """What a service computes with, named part by part: two that agree in every part give the same bits.
 
 The wire's form of it.  Each service makes its parts: `engine.loading.fingerprint` for a worker,
-`shared.text_digest` for those that have the tokenizer alone.
+`shared.text.text_digest` for those that have the tokenizer alone.
 """
 
 from __future__ import annotations

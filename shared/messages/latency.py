@@ -6,7 +6,9 @@ from shared.messages.base import Message
 
 
 class LatencyBreakdown(Message, frozen=True, tag="Ledger"):  # its tag in recordings of earlier versions
-    """A request's time so far, phase by phase.  Phases and reasons are those of shared.phases, by their numbers."""
+    """A request's time so far, phase by phase.  Phases and reasons are those of shared.tracing.phases, by their
+    numbers.
+    """
 
     spent: list[int]  # microseconds by phase; hops may be negative where clocks differ
     stamp: float = 0.0  # Unix seconds when this was sent: the receiver books the time since as the hop

@@ -6,7 +6,7 @@ from shared.errors import RejectCode
 from shared.messages.adapters import Adapter
 from shared.messages.base import Message
 from shared.messages.latency import LatencyBreakdown
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 
 
 class ToolCall(Message, frozen=True):
@@ -46,7 +46,7 @@ class RequestHeader(Message, frozen=True):
     tenant: str = ""
     priority: int = 0  # smaller runs earlier
     arrival_time: float = 0.0  # Unix seconds at the gateway
-    deadline: float | None = None  # seconds of the steady clock of the process that has it (shared/deadlines.py)
+    deadline: float | None = None  # seconds of the steady clock of the process that has it (shared/clocks/deadlines.py)
     cache_salt: str = ""  # derived from the tenant by the server, never by the client
     is_kept: bool = False  # its id is made from an idempotency key: its client may ask for it again
     parent_span_id: str = ""  # 16 hex digits: the caller's span, by W3C trace context

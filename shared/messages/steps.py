@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from shared.messages.base import Message
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 
 
 class AdmittedSequence(Message, frozen=True):

@@ -9,8 +9,8 @@ import stat
 from pathlib import Path
 from typing import IO
 
-from shared.descriptors import is_exhausted
 from shared.errors import ConfigError
+from shared.processes.descriptors import is_exhausted
 
 BACKLOG = 1024
 MAX_PATH = 107  # sockaddr_un holds 108 bytes with the final zero

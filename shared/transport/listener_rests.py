@@ -8,7 +8,7 @@ import structlog
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from shared.descriptors import Spares, is_exhausted
+from shared.processes.descriptors import Spares, is_exhausted
 from shared.transport.link import worth_a_line
 
 REST_SECONDS = 0.5

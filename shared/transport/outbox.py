@@ -9,8 +9,8 @@ from collections.abc import Callable
 import structlog
 import zmq
 
-from shared.descriptors import Spares, is_exhausted
 from shared.messages import Message
+from shared.processes.descriptors import Spares, is_exhausted
 from shared.transport.addresses import Addresses
 from shared.transport.link import PendingFrames, worth_a_line
 from shared.transport.watch import Watch

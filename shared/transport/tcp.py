@@ -8,7 +8,7 @@ from typing import Any
 import zmq
 
 from shared.config import DeploymentSettings
-from shared.descriptors import Spares
+from shared.processes.descriptors import Spares
 from shared.transport.addresses import SCHEDULER
 from shared.transport.inbox import ZmqInbox
 from shared.transport.keys import KeyFile, KeyGuard, load_keys

@@ -11,8 +11,8 @@ from typing import Any
 import zmq
 
 from shared.config import DeploymentSettings
-from shared.descriptors import Spares
 from shared.messages.codec import MAX_MESSAGE_BYTES
+from shared.processes.descriptors import Spares
 from shared.transport.addresses import Addresses
 from shared.transport.inbox import ZmqInbox
 from shared.transport.ipc import IpcAddresses

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from protos.pageant.v1 import inference_pb2_grpc
-from services.cli.client import TerminalClient
+from services.cli.display.client import TerminalClient
 
 PROMPT = "Once upon a time"
 GREEDY = {"max_tokens": 100, "temperature": 0.0, "ignore_eos": True}

@@ -12,7 +12,7 @@ import msgspec
 from engine.execution.runner import ModelRunner
 from shared.messages.steps import AdmittedSequence, StepPlan, StepResult, TokenLogprobs
 from shared.packing import pack_tokens
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
 

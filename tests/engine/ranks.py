@@ -18,11 +18,11 @@ from engine.execution.runner import ModelRunner
 from engine.loading.load import load_runner
 from engine.loading.ranks import FollowingRank
 from engine.loading.stages import StageRanks
+from services.worker.groups.rank import follow
+from services.worker.groups.rank_processes import StartedRanks, link_pair
+from services.worker.groups.ranks import HostGroup, RankGroup, StagesOfRanks
 from services.worker.hosts.joining import join_group
 from services.worker.hosts.listening import RankListener
-from services.worker.rank import follow
-from services.worker.rank_processes import StartedRanks, link_pair
-from services.worker.ranks import HostGroup, RankGroup, StagesOfRanks
 from shared.config import Settings
 from shared.ranks.channel import Channel
 from tests.kernels.natives import load_build
@@ -32,7 +32,7 @@ KEY = b"k" * 32
 
 
 class ForkedRank:
-    """A `services.worker.rank_processes.RankProcess`."""
+    """A `services.worker.groups.rank_processes.RankProcess`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -120,7 +120,7 @@ def _fork(settings: Settings, end: Callable[[], FollowingRank], has_windows: boo
 
 
 def _seat(settings: Settings, own: FollowingRank, has_windows: bool, stage: int) -> FollowingRank | StageRanks:
-    """As `services.worker.stage` has it."""
+    """As `services.worker.groups.stage` has it."""
     if not settings.engine.has_ranked_stages:
         return own
     if not own.links:

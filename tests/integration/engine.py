@@ -27,7 +27,7 @@ from shared.messages import (
     TokenLogprobs,
 )
 from shared.packing import pack_tokens
-from shared.sampling import GenerationDefaults, SamplingParams
+from shared.requests.sampling import GenerationDefaults, SamplingParams
 from tests.integration.drafting import InProcessDraft, make_proposer
 from tests.kernels.natives import load_build
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from engine.execution.runner import ModelRunner
 from services.scheduler.invariants import check
 from services.scheduler.state.policy import Policy
-from services.worker.pipelined import PipelinedComputation
+from services.worker.plans.pipelined import PipelinedComputation
 from shared.config import Settings
 from shared.messages import StepResult
 from tests.engine.ranks import ranked

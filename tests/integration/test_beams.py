@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from services.scheduler.state.policy import Policy
-from shared.beam import Beam, EarlyStopping
+from shared.requests.beam import Beam, EarlyStopping
 from tests.integration.engine import MODEL, Ask, Engine, ask, token_ids
 
 STOPPING: dict[EarlyStopping, bool | str] = {

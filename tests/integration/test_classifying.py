@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from services.scheduler.state.policy import Policy
-from shared.pooling import Pooling, PoolingKind
+from shared.requests.pooling import Pooling, PoolingKind
 from tests.integration.engine import ask
 from tests.integration.test_embeddings import Embedder
 

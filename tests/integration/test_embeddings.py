@@ -14,8 +14,8 @@ from torch import Tensor
 from services.scheduler.state.policy import Policy
 from shared.messages import AddRequest, RequestHeader
 from shared.packing import pack_tokens
-from shared.pooling import Pooling, PoolingKind
-from shared.sampling import GenerationDefaults, SamplingParams
+from shared.requests.pooling import Pooling, PoolingKind
+from shared.requests.sampling import GenerationDefaults, SamplingParams
 from tests.integration.engine import MODEL, Engine, ask
 
 RNG = random.Random(3)

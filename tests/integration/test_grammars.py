@@ -11,13 +11,13 @@ from functools import cache, partial
 import msgspec
 import pytest
 
-from engine.execution.row_automata import Held
+from engine.execution.constraints.row_automata import Held
 from engine.sampling.processing import Flags
 from services.scheduler.state.policy import Policy
 from shared.automata.compiling import Compiler
-from shared.grammar import Grammar, GrammarKind
 from shared.messages import FinishReason
-from shared.tokenization import ModelTokenizer, load_tokenizer
+from shared.requests.grammar import Grammar, GrammarKind
+from shared.text.tokenization import ModelTokenizer, load_tokenizer
 from tests.integration.engine import MODEL, Ask, Engine, Output, ask, token_ids
 from tests.integration.test_equivalences import Make, Tokens, asks
 from tests.integration.test_speculation import DRAFT, Guesser

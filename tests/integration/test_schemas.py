@@ -15,9 +15,9 @@ import pytest
 from services.scheduler.state.policy import Policy
 from shared.automata.compiling import Compiler
 from shared.automata.limits import GrammarError
-from shared.grammar import Grammar, GrammarKind
 from shared.messages import FinishReason
-from shared.tokenization import load_tokenizer
+from shared.requests.grammar import Grammar, GrammarKind
+from shared.text.tokenization import load_tokenizer
 from tests.integration.engine import MODEL, Ask, Engine, ask
 from tests.integration.schemas import NamedSchema, bounded, read_schemas
 

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import torch
 
-from engine.execution.row_automata import Held
+from engine.execution.constraints.row_automata import Held
 from engine.sampling.processing import Flags
 from services.draft.load import load_proposer
 from services.scheduler.state.policy import Policy
-from shared.beam import Beam
 from shared.errors import ConfigError
+from shared.requests.beam import Beam
 from tests.engine.checkpoints import save_checkpoint
 from tests.integration.engine import MODEL, SETTINGS, Ask, Engine, ask, token_ids
 from tests.integration.test_equivalences import VOCAB, Make, Tokens, asks

@@ -15,8 +15,8 @@ import pytest
 from services.scheduler.state.policy import Policy
 from services.store.arena import BlockArena
 from services.store.backends.blocks import BackendBlocks
-from services.worker.block_desk import Arrived, BlockDesk
-from services.worker.mover import BlockMover
+from services.worker.blocks.block_desk import Arrived, BlockDesk
+from services.worker.blocks.mover import BlockMover
 from shared.data_link.addresses import ENDING, UNIX, listening_at
 from shared.data_link.frames import checksum
 from shared.data_link.server import BlockServer

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from services.scheduler.state.policy import Policy
-from shared.grammar import Grammar, GrammarKind
-from shared.reasoning import ReasoningMeter, ReasoningTags, ThinkingBudget
+from shared.requests.grammar import Grammar, GrammarKind
+from shared.requests.reasoning import ReasoningMeter, ReasoningTags, ThinkingBudget
 from tests.integration.engine import Ask, Engine, ask, token_ids
 from tests.integration.test_equivalences import Make, Tokens
 from tests.integration.test_grammars import compiled, text_of

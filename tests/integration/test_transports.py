@@ -14,7 +14,7 @@ from services.detokenizer.main import make as make_detokenizer
 from services.scheduler.main import make as make_scheduler
 from services.tokenizer.main import make as make_tokenizer
 from services.worker.actor import WorkerActor
-from services.worker.steps import InlineSteps
+from services.worker.plans.steps import InlineSteps
 from shared.actor import Actor, MemberActor
 from shared.actor.actor import Handlers
 from shared.config import Settings
@@ -39,7 +39,7 @@ from shared.messages import (
     Tick,
     TokenizeRequest,
 )
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 from shared.transport import MemoryTransport, Transport, make_transport
 from tests.integration.engine import SETTINGS
 

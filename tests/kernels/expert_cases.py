@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from kernels.ops.experts import Routing
+from kernels.ops.experts.experts import Routing
 
 ROUTINGS = {
     "softmax": Routing("softmax", 2, renormalise=False),

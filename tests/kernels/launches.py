@@ -9,20 +9,21 @@ import torch
 from torch import Tensor
 
 from kernels.interface import AttentionShape, Kernels
-from kernels.ops import activation, linear, linear_decoded, linear_fp8, linear_int8
-from kernels.ops.experts import ExpertWeights, Routing
-from kernels.ops.experts_decoded import pack_experts_decoded
-from kernels.ops.kv_cache import FP8, KVCache
-from kernels.ops.lora import LoraWeights
-from kernels.ops.rotary_store import HeadNorm
-from kernels.ops.state_plan import StatePlan
+from kernels.ops.attention.kv_cache import FP8, KVCache
+from kernels.ops.attention.rotary_store import HeadNorm
+from kernels.ops.experts.experts import ExpertWeights, Routing
+from kernels.ops.experts.experts_decoded import pack_experts_decoded
+from kernels.ops.layers import activation
+from kernels.ops.linears import linear, linear_decoded, linear_fp8, linear_int8
+from kernels.ops.linears.lora import LoraWeights
+from kernels.ops.states.state_plan import StatePlan
 from kernels.provider import triton_kernels
-from kernels.triton.bad_words import forbid_words
-from kernels.triton.draft_verification import verify_drafts
-from kernels.triton.penalties import penalise
-from kernels.triton.rejection import accepts, log_residual
-from kernels.triton.row_writes import write_rows
-from kernels.triton.truncation import truncation
+from kernels.triton.sampling.bad_words import forbid_words
+from kernels.triton.sampling.draft_verification import verify_drafts
+from kernels.triton.sampling.penalties import penalise
+from kernels.triton.sampling.rejection import accepts, log_residual
+from kernels.triton.sampling.truncation import truncation
+from kernels.triton.steps.row_writes import write_rows
 from scripts.bench.gpu.linears import decoded_kinds
 from scripts.bench.gpu.shapes import GpuModelShape
 

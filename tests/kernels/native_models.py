@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels.cpu import abi
 from kernels.cpu.native import Native
 from kernels.cpu.packing import PackedLinear
-from kernels.ops.codes import INT4
+from kernels.ops.linears.codes import INT4
 
 EPS = 1e-5
 GROUP = 32  # of int4

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.ops.delta_rule import delta_gates
-from kernels.ops.state_plan import StatePlan
+from kernels.ops.states.delta_rule import delta_gates
+from kernels.ops.states.state_plan import StatePlan
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.ops.codes import Codes, quantise_to_codes
+from kernels.ops.linears.codes import Codes, quantise_to_codes
 
 
 def test_zeros_and_scales_are_of_groups_and_the_last_may_be_short() -> None:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers.models.qwen3_next import modeling_qwen3_next as oracle
 
-from kernels.ops.causal_conv import causal_conv
-from kernels.ops.delta_rule import delta_gates, gated_delta_rule
+from kernels.ops.states.causal_conv import causal_conv
+from kernels.ops.states.delta_rule import delta_gates, gated_delta_rule
 from tests.kernels.state_cases import DeltaInputs, Heads, make_plan, normal
 
 HEADS = {

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from kernels.interface import Kernels, reference_kernels
-from kernels.ops import linear_int8
-from kernels.ops.experts import Routing, route
+from kernels.ops.experts.experts import Routing, route
+from kernels.ops.linears import linear_int8
 from kernels.provider import select_kernels
 from tests.kernels.expert_cases import (
     COUNT,

@@ -13,12 +13,12 @@ from engine.description.reading import read_config
 from engine.loading.backend import choose_backend
 from kernels.flash.attention import FlashAttention3, FlashInferAttention, HeadShape
 from kernels.interface import reference_kernels
-from kernels.ops import attention
-from kernels.ops.kv_cache import KVCache
+from kernels.ops.attention import attention
+from kernels.ops.attention.kv_cache import KVCache
 from kernels.provider import FLASH_LIBRARIES, select_kernels, with_flash
 from shared.config import Settings
 from shared.errors import ConfigError
-from shared.model_source import resolve_model_dir
+from shared.text.model_source import resolve_model_dir
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK = 4, 2, 8, 16
 SCALE = 0.3

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.cpu.gumbel_argmax import ERROR, approximate_noise
 from kernels.interface import reference_kernels
-from kernels.ops.noise import UNIT, row_keys
+from kernels.ops.sampling.noise import UNIT, row_keys
 from kernels.provider import select_kernels
 
 CPU_KERNELS = select_kernels(torch.device("cpu"), torch.float32).sampling

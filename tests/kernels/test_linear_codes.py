@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.ops.codes import Codes, quantise_to_codes
-from kernels.ops.linear_codes import linear, pack_codes, pack_linear
-from kernels.ops.quantise import dequantise, quantise
+from kernels.ops.linears.codes import Codes, quantise_to_codes
+from kernels.ops.linears.linear_codes import linear, pack_codes, pack_linear
+from kernels.ops.linears.quantise import dequantise, quantise
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

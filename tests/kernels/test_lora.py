@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.lora import pack_lora
-from kernels.ops.lora import NO_ADAPTER, LoraPart, LoraWeights, lora, stack
+from kernels.ops.linears.lora import NO_ADAPTER, LoraPart, LoraWeights, lora, stack
 from tests.kernels.native_models import normal
 from tests.kernels.natives import BUILDS, load_build
 

@@ -14,12 +14,14 @@ from kernels.cpu import abi
 from kernels.cpu.native import KVShape, Native, StepColumns
 from kernels.cpu.packing import FORMATS, KV_FORMATS, PackedLinear
 from kernels.interface import reference_kernels
-from kernels.ops import attention, linear, linear_int8, truncation
-from kernels.ops.kv_cache import FP8S, KVCache
-from kernels.ops.kv_store import store_kv
-from kernels.ops.noise import row_keys
-from kernels.ops.quantise import quantise, saturate_fp8
-from kernels.ops.rms_norm import rms_norm
+from kernels.ops.attention import attention
+from kernels.ops.attention.kv_cache import FP8S, KVCache
+from kernels.ops.attention.kv_store import store_kv
+from kernels.ops.layers.rms_norm import rms_norm
+from kernels.ops.linears import linear, linear_int8
+from kernels.ops.linears.quantise import quantise, saturate_fp8
+from kernels.ops.sampling import truncation
+from kernels.ops.sampling.noise import row_keys
 from tests.kernels.natives import BUILDS, load_build
 
 DTYPES, KV_DTYPES = list(FORMATS), list(KV_FORMATS)

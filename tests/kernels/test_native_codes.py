@@ -11,8 +11,8 @@ from torch import Tensor
 
 from kernels.cpu.native import Native
 from kernels.cpu.packing import PackedLinear, codes_format
-from kernels.ops import linear_codes, linear_int8
-from kernels.ops.codes import INT4, UINT4, Codes, quantise_to_codes
+from kernels.ops.linears import linear_codes, linear_int8
+from kernels.ops.linears.codes import INT4, UINT4, Codes, quantise_to_codes
 from tests.kernels.natives import BUILDS, load_build
 
 SHAPES = [(16, 16), (64, 361), (80, 48), (576, 96), (1536, 70)]  # (in, out)

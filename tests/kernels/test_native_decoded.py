@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.cpu.coded import coding_of
 from kernels.cpu.native import Native
 from kernels.cpu.packing import PackedLinear
-from kernels.ops.codes import E2M1, MIDDLE, ZERO, Codes
+from kernels.ops.linears.codes import E2M1, MIDDLE, ZERO, Codes
 from tests.kernels.natives import BUILDS, load_build
 
 KINDS = ["e4m3", "e2m1", "4 bits", "4 bits with zeros", "8 bits", "8 bits with zeros"]

@@ -13,8 +13,8 @@ from torch import Tensor
 from kernels.cpu import abi
 from kernels.cpu.linear_attention import from_panels, to_panels
 from kernels.cpu.native import Native, StepColumns
-from kernels.ops.causal_conv import causal_conv
-from kernels.ops.delta_rule import delta_gates, gated_delta_rule
+from kernels.ops.states.causal_conv import causal_conv
+from kernels.ops.states.delta_rule import delta_gates, gated_delta_rule
 from tests.kernels.natives import load_build
 from tests.kernels.state_cases import Heads, make_plan, normal
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kernels.cpu import abi
 from kernels.cpu.native import Native
-from kernels.ops.codes import INT4
+from kernels.ops.linears.codes import INT4
 from tests.kernels.native_models import MLP, NO_NORM, Decoder, Latent, Layer, Linear, Norm, normal
 from tests.kernels.native_running import Running, rope
 from tests.kernels.natives import BUILDS, load_build

@@ -27,16 +27,16 @@ from engine.loading import load as loading
 from engine.loading import reading
 from engine.loading.backend import Backend, choose_backend
 from engine.loading.graphs import DirectRecorder, GraphedDecoder
-from engine.modeling.decoder import Decoder
+from engine.modeling.torch_decoder.decoder import Decoder
 from engine.sampling.verification import Verdict, Verification
 from engine.weights.source import open_weights
 from kernels.interface import AttentionShape
-from kernels.ops import transfer
+from kernels.ops.steps import transfer
 from kernels.provider import has_triton, triton_kernels
 from shared.config import Settings
 from shared.messages.steps import StepPlan
-from shared.pooling import Pooling, PoolingKind
-from shared.sampling import SamplingParams
+from shared.requests.pooling import Pooling, PoolingKind
+from shared.requests.sampling import SamplingParams
 from tests.engine.checkpoints import random_prompt, save_checkpoint
 from tests.engine.driver import Driver
 

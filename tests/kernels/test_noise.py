@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from kernels.ops.noise import (
+from kernels.ops.sampling.noise import (
     ACCEPT_STREAM,
     DRAFT_STREAM,
     MAX_NOISE,

@@ -19,7 +19,7 @@ from kernels.cpu.build import NATIVE
 from kernels.cpu.loading import load
 from kernels.cpu.native import NativeUnavailable
 from shared.config import Settings
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 from tests.engine.checkpoints import random_prompt
 from tests.engine.driver import Driver
 

@@ -13,8 +13,8 @@ from kernels.cpu.contents import rows_of
 from kernels.cpu.native import Native
 from kernels.cpu.packing import FORMATS, TOGETHER
 from kernels.ops import digest
-from kernels.ops.codes import INT4
 from kernels.ops.digest import Sums
+from kernels.ops.linears.codes import INT4
 from tests.kernels.natives import BUILDS, load_build
 
 DTYPES = (*FORMATS, INT4)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from kernels.interface import Kernels, reference_kernels
-from kernels.ops import activation
-from kernels.ops.attention import AttentionMetadata
-from kernels.ops.kv_cache import KVCache
-from kernels.ops.quantise import dequantise, quantise
+from kernels.ops.attention.attention import AttentionMetadata
+from kernels.ops.attention.kv_cache import KVCache
+from kernels.ops.layers import activation
+from kernels.ops.linears.quantise import dequantise, quantise
 from kernels.provider import select_kernels
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ import torch
 
 from kernels.cpu.native import Native, StepColumns
 from kernels.cpu.queued import QueuedStep
-from kernels.ops.sampled_columns import SampledColumns
+from kernels.ops.sampling.sampled_columns import SampledColumns
 from tests.kernels.native_models import MLP, Decoder, Layer, Linear, Norm, normal
 from tests.kernels.native_running import Running, rope
 from tests.kernels.natives import BUILDS, load_build

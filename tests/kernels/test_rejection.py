@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.ops import rejection
-from kernels.ops.noise import row_keys, uniform_noise
-from kernels.ops.rejection import accepts, log_residual
+from kernels.ops.sampling import rejection
+from kernels.ops.sampling.noise import row_keys, uniform_noise
+from kernels.ops.sampling.rejection import accepts, log_residual
 
 ROWS, VOCAB = 60, 40
 NEVER = float("-inf")

@@ -11,22 +11,14 @@ import torch
 from torch import Tensor
 
 from kernels.interface import AttentionShape, reference_kernels
-from kernels.ops import (
-    activation,
-    attention,
-    bad_words,
-    draft_verification,
-    linear_int8,
-    penalties,
-    rejection,
-    rotary_store,
-    row_writes,
-    step_inputs,
-    truncation,
-)  # fmt: skip
-from kernels.ops.kv_cache import FP8, KVCache
-from kernels.ops.noise import gumbel_noise, row_keys, token_bits
-from kernels.ops.rotary_store import HeadNorm
+from kernels.ops.attention import attention, rotary_store
+from kernels.ops.attention.kv_cache import FP8, KVCache
+from kernels.ops.attention.rotary_store import HeadNorm
+from kernels.ops.layers import activation
+from kernels.ops.linears import linear_int8
+from kernels.ops.sampling import bad_words, draft_verification, penalties, rejection, truncation
+from kernels.ops.sampling.noise import gumbel_noise, row_keys, token_bits
+from kernels.ops.steps import row_writes, step_inputs  # fmt: skip
 from kernels.provider import has_triton, triton_kernels
 
 if not has_triton():
@@ -35,14 +27,15 @@ if not has_triton():
 import triton
 import triton.language as tl
 
-from kernels.triton import bad_words as triton_bad_words
-from kernels.triton import draft_verification as triton_verification
-from kernels.triton import launch, noise
-from kernels.triton import penalties as triton_penalties
-from kernels.triton import rejection as triton_rejection
-from kernels.triton import row_writes as triton_row_writes
-from kernels.triton import truncation as triton_truncation
+from kernels.triton import launch
 from kernels.triton.launch import PROGRAMS
+from kernels.triton.sampling import bad_words as triton_bad_words
+from kernels.triton.sampling import draft_verification as triton_verification
+from kernels.triton.sampling import noise
+from kernels.triton.sampling import penalties as triton_penalties
+from kernels.triton.sampling import rejection as triton_rejection
+from kernels.triton.sampling import truncation as triton_truncation
+from kernels.triton.steps import row_writes as triton_row_writes
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if DEVICE.type == "cpu" and not launch.INTERPRETED:

@@ -72,9 +72,9 @@ ROUNDED = """
 import re
 import torch
 from kernels.interface import AttentionShape
-from kernels.ops.kv_cache import KVCache
+from kernels.ops.attention.kv_cache import KVCache
 from kernels.provider import triton_kernels
-from kernels.triton.linear_int8 import quantise_rows
+from kernels.triton.linears.linear_int8 import quantise_rows
 from tests.kernels.compiling_ahead import HOPPER, compiling
 with compiling(HOPPER) as compiled:
     quantise_rows(torch.zeros(2, 64))

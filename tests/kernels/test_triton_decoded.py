@@ -6,15 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.ops import linear_decoded as reference
-from kernels.ops.codes import E2M1, Codes
-from kernels.ops.decoded_weight import LONG
+from kernels.ops.linears import linear_decoded as reference
+from kernels.ops.linears.codes import E2M1, Codes
+from kernels.ops.linears.decoded_weight import LONG
 from kernels.provider import has_triton
 
 if not has_triton():
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from kernels.triton import launch, linear_decoded
+from kernels.triton import launch
+from kernels.triton.linears import linear_decoded
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if DEVICE.type == "cpu" and not launch.INTERPRETED:

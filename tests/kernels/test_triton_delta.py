@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from kernels.interface import AttentionShape
-from kernels.ops.causal_conv import causal_conv
-from kernels.ops.delta_rule import gated_delta_rule
+from kernels.ops.states.causal_conv import causal_conv
+from kernels.ops.states.delta_rule import gated_delta_rule
 from kernels.provider import has_triton, triton_kernels
 from tests.kernels.state_cases import DeltaInputs, Heads, make_plan, normal
 

@@ -10,16 +10,17 @@ import torch
 from torch import Tensor
 
 from kernels.interface import AttentionShape, Kernels, reference_kernels
-from kernels.ops import experts as reference_experts
-from kernels.ops.experts import Routing
+from kernels.ops.experts import experts as reference_experts
+from kernels.ops.experts.experts import Routing
 from kernels.provider import has_triton, triton_kernels
 from tests.kernels.expert_cases import COUNT, ROUTINGS, SHAPES, Mixture, kinds, logits_with_ties, normal
 
 if not has_triton():
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from kernels.triton import expert_slots, experts, launch
-from kernels.triton.linear_int8 import Tile
+from kernels.triton import launch
+from kernels.triton.experts import expert_slots, experts
+from kernels.triton.linears.linear_int8 import Tile
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if DEVICE.type == "cpu" and not launch.INTERPRETED:

@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 
 from kernels.interface import AttentionShape
-from kernels.ops import decoded_weight
-from kernels.ops.codes import Codes, quantise_to_codes
-from kernels.ops.decoded_weight import DecodedWeight, stack_decoded
-from kernels.ops.experts import ExpertWeights
-from kernels.ops.experts_decoded import experts_decoded, pack_experts_decoded
+from kernels.ops.experts.experts import ExpertWeights
+from kernels.ops.experts.experts_decoded import experts_decoded, pack_experts_decoded
+from kernels.ops.linears import decoded_weight
+from kernels.ops.linears.codes import Codes, quantise_to_codes
+from kernels.ops.linears.decoded_weight import DecodedWeight, stack_decoded
 from kernels.provider import has_triton, triton_kernels
 from tests.kernels.expert_cases import SHAPES, Mixture
 
 if not has_triton():
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from kernels.triton import experts_decoded as kernel
-from kernels.triton.expert_slots import sort_slots
+from kernels.triton.experts import experts_decoded as kernel
+from kernels.triton.experts.expert_slots import sort_slots
 from tests.kernels.test_triton_decoded import DEVICE, KINDS, any_codes
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
@@ -109,7 +109,7 @@ def test_tiles_of_any_height(kind: str) -> None:
 
 def test_a_product_is_that_of_the_expert_s_own_weight() -> None:
     """Bit for bit, as a linear of codes has it in one part."""
-    from kernels.triton import linear_decoded
+    from kernels.triton.linears import linear_decoded
 
     codes = [any_codes("mxfp4", 72, 256, 32, seed=one) for one in range(3)]
     packed = pack_experts_decoded(codes, None)
@@ -162,7 +162,7 @@ def test_what_is_not_one_weight() -> None:
 @pytest.mark.parametrize("group", [32, 128])
 def test_4_bits_made_of_numbers(group: int) -> None:
     """Mixtures whose features fill no group, of experts that are quantised as they are packed."""
-    from kernels.ops.codes import INT4
+    from kernels.ops.linears.codes import INT4
     from kernels.provider import quantising
 
     kernels, mixture = quantising(TRITON, INT4, group, quantised_head=True), SHAPES["many rows"]

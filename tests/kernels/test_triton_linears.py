@@ -7,15 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.ops import linear as plain
-from kernels.ops import linear_fp8 as reference
-from kernels.ops.codes import Codes
+from kernels.ops.linears import linear as plain
+from kernels.ops.linears import linear_fp8 as reference
+from kernels.ops.linears.codes import Codes
 from kernels.provider import has_triton
 
 if not has_triton():
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from kernels.triton import launch, linear, linear_fp8, linear_row
+from kernels.triton import launch
+from kernels.triton.linears import linear, linear_fp8, linear_row
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if DEVICE.type == "cpu" and not launch.INTERPRETED:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.interface import AttentionShape
-from kernels.ops.lora import NO_ADAPTER, LoraWeights, lora
+from kernels.ops.linears.lora import NO_ADAPTER, LoraWeights, lora
 from kernels.provider import has_triton, triton_kernels
 from tests.kernels.native_models import normal
 from tests.kernels.test_lora import PARTS, K, make_parts, stacked

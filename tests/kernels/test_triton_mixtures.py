@@ -13,12 +13,12 @@ from torch import Tensor
 
 from engine.description.reading import read_config
 from engine.execution.runner import ModelRunner
-from engine.modeling.decoder import Decoder
+from engine.modeling.torch_decoder.decoder import Decoder
 from engine.weights.quantised.kept import gpu_bytes, gpu_weights
 from engine.weights.source import Checkpoint, decoded_codes
-from kernels.ops.codes import joined
-from kernels.ops.decoded_weight import pack_decoded, stack_decoded
-from kernels.ops.experts import ExpertWeights
+from kernels.ops.experts.experts import ExpertWeights
+from kernels.ops.linears.codes import joined
+from kernels.ops.linears.decoded_weight import pack_decoded, stack_decoded
 from kernels.provider import has_triton
 from tests.engine.checkpoints import save_checkpoint
 from tests.engine.weights.quantised.encoders import Encode, change_config, float8, gptq

@@ -19,16 +19,16 @@ from engine.loading import reading
 from engine.loading.backend import Backend, choose_backend
 from engine.loading.graphs import CudaRecorder, DirectRecorder, GraphedDecoder, Recorder, StepGraph, step_sizes
 from engine.modeling.batch import StepBatch
-from engine.modeling.decoder import Decoder
+from engine.modeling.torch_decoder.decoder import Decoder
 from engine.weights.source import open_weights
 from kernels.interface import AttentionShape
-from kernels.ops.codes import quantise_to_codes
-from kernels.ops.linear_fp8 import FP8
+from kernels.ops.linears.codes import quantise_to_codes
+from kernels.ops.linears.linear_fp8 import FP8
 from kernels.provider import has_triton, quantising, triton_kernels
 from services.scheduler.state.policy import Policy
 from shared.config import Settings
-from shared.model_source import resolve_model_dir
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
+from shared.text.model_source import resolve_model_dir
 from tests.engine.checkpoints import random_prompt, save_checkpoint
 from tests.engine.driver import Driver
 from tests.integration.engine import Engine, ask, token_ids

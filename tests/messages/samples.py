@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from shared import messages as m
-from shared.beam import Beam, EarlyStopping
 from shared.errors import RejectCode
-from shared.grammar import Grammar, GrammarKind
 from shared.packing import pack_tokens
-from shared.pooling import Pooling, PoolingKind
-from shared.sampling import SamplingParams
+from shared.requests.beam import Beam, EarlyStopping
+from shared.requests.grammar import Grammar, GrammarKind
+from shared.requests.pooling import Pooling, PoolingKind
+from shared.requests.sampling import SamplingParams
 
 HEADER = m.RequestHeader("r1", "ipc://g", "t1", "mine", "acme", 2, 1.5, 9.5, "salt", True)
 PARAMS = SamplingParams(

@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from shared.descriptors import raise_limit
-from shared.proc import own_seconds, stat
+from shared.processes.descriptors import raise_limit
+from shared.processes.proc import own_seconds, stat
 from tests.system.harness import Answer, Troupe, ask, streaming, troupe
 
 DESCRIPTORS = 300

@@ -7,7 +7,7 @@ import asyncio
 from pathlib import Path
 
 from services.scheduler.membership.lives import FILE
-from shared.epochs import SPAN, life_of
+from shared.clocks.epochs import SPAN, life_of
 from tests.system.harness import ask, troupe
 
 OPTIONS = ("--num-threads", "1", "--num-blocks", "512", "--drain-timeout", "1")

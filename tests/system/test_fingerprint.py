@@ -19,7 +19,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from protos.pageant.v1 import inference_pb2_grpc
-from shared.exit_status import EXIT_CONFIG
+from shared.processes.exit_status import EXIT_CONFIG
 from tests.kernels.natives import load_build
 from tests.system.harness import MODEL, ask, free_port
 

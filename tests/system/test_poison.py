@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import zmq
 
-from services.cli.client import TerminalClient
+from services.cli.display.client import TerminalClient
 from shared.messages.inboxes import DetokenizerInbox, GatewayInbox, SchedulerInbox, TokenizerInbox, WorkerInbox
 from tests.messages.fuzz.frames import FrameFuzzer
 from tests.system.harness import Troupe, streaming, troupe

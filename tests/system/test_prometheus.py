@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from services.cli.processes import METRICS_PORTS, PLACES
+from services.cli.supervision.processes import METRICS_PORTS, PLACES
 from tests.system.harness import Troupe, ask, free_port, troupe
 from tests.unit.deploy.rendering import ROOT, render
 

@@ -30,7 +30,7 @@ def followers_of(leader: int) -> list[int]:
     """None where it has ended."""
     command = ["ps", "-o", "pid=,args=", "--ppid", str(leader)]
     lines = subprocess.run(command, capture_output=True, check=False).stdout.decode().splitlines()
-    return [int(line.split()[0]) for line in lines if "services.worker.rank" in line]
+    return [int(line.split()[0]) for line in lines if "services.worker.groups.rank" in line]
 
 
 def lives(pid: int) -> bool:

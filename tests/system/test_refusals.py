@@ -65,10 +65,10 @@ def test_tcp_makes_its_runtime_directory(tmp_path: Path) -> None:
 
 BEGUN = """
 import signal
-import services.cli.entry
+import services.cli.command_line.entry
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs these tests in the background ignores it
 print('up', flush=True)  # until then Python starts
-services.cli.entry.run()
+services.cli.command_line.entry.run()
 """
 MOMENTS = random.Random(14)
 INTERRUPTED: dict[str, tuple[str, ...]] = {

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from scripts.bench.common.proc import cpu_seconds
-from shared.tokenization import load_tokenizer
+from shared.text.tokenization import load_tokenizer
 from tests.system.harness import MODEL, ROOT, Answer, Troupe, ask, collect, troupe
 
 DRAFT = ROOT / "models" / "pageant-stories-draft"

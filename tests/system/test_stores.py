@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.orders import send_order
+from services.cli.supervision.orders import send_order
 from services.scheduler.blocks.lookups import REST_SECONDS
-from shared.supervision import SupervisorOrder, desk_path
+from shared.processes.supervision import SupervisorOrder, desk_path
 from tests.store_systems import SYSTEMS
 from tests.system.harness import Answer, Troupe, ask, troupe
 

@@ -17,11 +17,11 @@ from typing import Any, Literal
 import pytest
 
 from services.gateway.http.connection.listener import accept
-from shared import descriptors
 from shared.actor import Actor, process
 from shared.config import DeploymentSettings, Settings
-from shared.descriptors import Spares, raise_limit
 from shared.messages import AbortRequest, SchedulerInbox
+from shared.processes import descriptors
+from shared.processes.descriptors import Spares, raise_limit
 from shared.transport import Inbox, Outbox, Transport, ipc, outbox, watch
 from shared.transport.directory import listening
 from shared.transport.zeromq import NUM_SPARES, ZmqTransport

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import ModelError
-from shared.model_source import BUNDLED, find_model_dir, resolve_model_dir, suggestion
+from shared.text.model_source import BUNDLED, find_model_dir, resolve_model_dir, suggestion
 
 
 @pytest.mark.parametrize("name", ["models/pageant-stories", "models/pageant-stories-draft"])

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.background import BackgroundQueue
-from shared.losses import LOG, count_loss, losses
-from shared.sink import Sink, chunked
+from shared.processes.background import BackgroundQueue
+from shared.processes.losses import LOG, count_loss, losses
+from shared.processes.sink import Sink, chunked
 
 ROOT = Path(__file__).resolve().parents[2]
 FULL = Path("/dev/full")
@@ -203,8 +203,8 @@ def test_losses_are_counted_by_kind() -> None:
 
 PROGRAM = """
 import logging, os, sys, threading, warnings
-from shared.logging import setup_logging
-from shared.standard_streams import guard_standard_streams
+from shared.processes.logging import setup_logging
+from shared.processes.standard_streams import guard_standard_streams
 import structlog
 guard_standard_streams()
 setup_logging("worker", "worker-1", format="json")
@@ -275,7 +275,7 @@ def test_a_process_without_standard_streams_writes_into_no_other_file(tmp_path: 
     program = (
         f"import os, sys; file = os.open({str(tmp_path / 'other')!r}, os.O_WRONLY | os.O_CREAT)\n"
         "assert file == 2\n"
-        "from shared.standard_streams import guard_standard_streams\n"
+        "from shared.processes.standard_streams import guard_standard_streams\n"
         "guard_standard_streams(); print('a line', file=sys.stderr); print('a line')"
     )
     done = subprocess.run(["bash", "-c", 'exec "$0" "$@" 2>&-', sys.executable, "-c", program], cwd=ROOT)

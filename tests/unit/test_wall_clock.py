@@ -27,7 +27,7 @@ REASONS = {
     "services/tokenizer/renderers.py": "a template may ask for the date",
     "shared/actor/actor.py": BREAKDOWN,
     "shared/actor/incident.py": SHOWN,
-    "shared/clock.py": "what the steady clock begins at",
+    "shared/clocks/clock.py": "what the steady clock begins at",
 }
 WALL = {"time", "time_ns", "localtime", "gmtime", "ctime", "now", "utcnow", "today"}
 

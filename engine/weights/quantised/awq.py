@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.weights.quantised.module_tensors import ModuleTensors
-    from kernels.ops.codes import Codes
+    from kernels.ops.linears.codes import Codes
 
 BITS = 4
 PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of the nibbles of a word: output feature j of eight is nibble PLACES[j]
@@ -49,7 +49,7 @@ class Awq:
         return StoredCodes(BITS, matrix.columns if self.group == -1 else self.group, symmetric=False)
 
     def read(self, tensors: ModuleTensors, matrix: Matrix) -> Codes:
-        from kernels.ops.codes import Codes
+        from kernels.ops.linears.codes import Codes
 
         return Codes(
             codes=_in_order(tensors[".qweight"]).t().contiguous(),

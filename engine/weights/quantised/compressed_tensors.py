@@ -15,7 +15,7 @@ from shared.errors import ModelError
 
 if TYPE_CHECKING:
     from engine.weights.quantised.module_tensors import ModuleTensors
-    from kernels.ops.codes import Codes
+    from kernels.ops.linears.codes import Codes
 
 PACKED, INT, FLOAT, NAIVE = "pack-quantized", "int-quantized", "float-quantized", "naive-quantized"
 NVFP4, MXFP4, MXFP8 = "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"
@@ -62,7 +62,7 @@ class Integers:
         import torch
 
         from engine.weights.quantised.module_tensors import unpacked
-        from kernels.ops.codes import Codes
+        from kernels.ops.linears.codes import Codes
 
         group, middle = self.grid.group(matrix), 1 << (self.bits - 1)
         scales = self.grid.spread(tensors.scales(".weight_scale"), matrix)

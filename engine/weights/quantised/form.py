@@ -11,7 +11,7 @@ from shared.errors import ModelError
 
 if TYPE_CHECKING:
     from engine.weights.quantised.module_tensors import ModuleTensors
-    from kernels.ops.codes import Codes
+    from kernels.ops.linears.codes import Codes
 
 SIXTEEN = ("F16", "BF16", "F32")  # formats of scales that are numbers; names are those of safetensors' headers
 PLAIN = (*SIXTEEN, "F64")  # of a matrix that is not quantised

@@ -14,7 +14,7 @@ from engine.weights.quantised.grid import ANY, Grid, read_blocks
 
 if TYPE_CHECKING:
     from engine.weights.quantised.module_tensors import ModuleTensors
-    from kernels.ops.codes import Codes
+    from kernels.ops.linears.codes import Codes
 
 BITS = 8
 POWERS = ("U8", "F8_E8M0")  # formats of scales that are powers of two
@@ -43,7 +43,7 @@ class Float8:
         return StoredCodes(BITS, self.grid.group(matrix), symmetric=True, is_float=True, powers=self.powers)
 
     def read(self, tensors: ModuleTensors, matrix: Matrix) -> Codes:
-        from kernels.ops.codes import Codes
+        from kernels.ops.linears.codes import Codes
 
         suffix = next(name for name in self.scale.split("|") if tensors.get(name) is not None)
         is_power = self.powers or tensors[suffix].element_size() == 1

@@ -26,7 +26,7 @@ from engine.weights.quantised.form import (
 
 if TYPE_CHECKING:
     from engine.weights.quantised.module_tensors import ModuleTensors
-    from kernels.ops.codes import Codes
+    from kernels.ops.linears.codes import Codes
 
 FORMATS = {"gptq": 1, "gptq_v2": 0}  # `checkpoint_format` -> what zeros are stored less by
 
@@ -62,7 +62,7 @@ class Gptq:
         import torch
 
         from engine.weights.quantised.module_tensors import unpacked
-        from kernels.ops.codes import Codes
+        from kernels.ops.linears.codes import Codes
 
         group = matrix.columns if self.group == -1 else self.group
         words = tensors[".qweight"]

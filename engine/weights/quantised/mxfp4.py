@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.weights.quantised.module_tensors import ModuleTensors
-    from kernels.ops.codes import Codes
+    from kernels.ops.linears.codes import Codes
 
 BITS = 4
 MX_GROUP, NV_GROUP = 32, 16
@@ -83,7 +83,7 @@ class Float4:
 
 def _codes(octets: Tensor, scales: Tensor, group: int) -> Codes:
     from engine.weights.quantised.module_tensors import nibbles
-    from kernels.ops.codes import E2M1, Codes
+    from kernels.ops.linears.codes import E2M1, Codes
 
     return Codes(nibbles(octets), scales, group, BITS, table=E2M1)
 

@@ -1,4 +1,4 @@
-// Floats of eight bits, E4M3 and E5M2 (kernels/ops/quantise.py), of the KV pool.
+// Floats of eight bits, E4M3 and E5M2 (kernels/ops/linears/quantise.py), of the KV pool.
 //
 // Both widen by float16: E5M2 is its upper byte, and E4M3 has its bits at other places, and then a 256th of its value.
 #pragma once

@@ -1,4 +1,4 @@
-// Weights of 4 bits and activations of 8 bits, both scaled by groups of input features (kernels/ops/linear_codes.py).
+// Weights of 4 bits and activations of 8 bits, both scaled by groups of input features (kernels/ops/linears/linear_codes.py).
 //
 // A panel of NR columns has its groups one behind the other, each as
 //     scales [NR] float16                                PG_I4, whose zeros are all 8

@@ -57,7 +57,7 @@ inline void sum_rows(const Row *rows, int64_t count, int64_t bytes, RowSums *sum
         }
 }
 
-// One panel of PG_I4, quantised here: symmetric and to the nearest, as kernels/ops/codes.py says.
+// One panel of PG_I4, quantised here: symmetric and to the nearest, as kernels/ops/linears/codes.py says.
 void pack_nibbles(const Source &s, int64_t panel, const Nibbles &out, RowSums *sums);
 
 // Whose row a column of the packed weight is, and which of it; NULL beyond the last.

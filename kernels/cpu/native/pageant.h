@@ -104,7 +104,7 @@ typedef struct {
 } PgLatent;
 
 // Linear attention in place of attention: a causal convolution of each channel, then the gated delta rule
-// (kernels/ops/causal_conv.py, kernels/ops/delta_rule.py).  The layer's qkv gives queries, keys and values, which are
+// (kernels/ops/states/causal_conv.py, kernels/ops/states/delta_rule.py).  The layer's qkv gives queries, keys and values, which are
 // convolved, and a gate of each value feature: output reads norm(result of each head) * silu(gate).  A sequence's state
 // has the slot of its row; one whose step has `computed` 0 begins with zeros.
 typedef struct {
@@ -270,7 +270,7 @@ void pg_set_threads(int32_t count, int32_t pin);  // 1 ... 256; pin: one core ea
 int32_t pg_supports(const PgModel *model);
 
 // Packing.  Sources are in rows, PG_F32 or PG_BF16; PG_I8 quantises per output channel, PG_I4 in groups of input features
-// (kernels/ops/codes.py), of which k is a multiple of 16.  `group` means nothing to other formats.
+// (kernels/ops/linears/codes.py), of which k is a multiple of 16.  `group` means nothing to other formats.
 typedef struct {
     const void *rows;  // [n, k], wherever they lie
     int64_t n;
@@ -366,11 +366,11 @@ void pg_route(const PgModel *model, const PgLayer *layer, const float *x, int64_
 void pg_digest(const void *rows, int64_t n, int64_t bytes, uint64_t *sums);
 
 // Sampling over logits [m, vocab]: the best of value + Gumbel noise among the tokens above `cut`, and of those equal
-// to it the ones with ids up to `last_tied` (kernels/ops/gumbel_argmax.py).
+// to it the ones with ids up to `last_tied` (kernels/ops/sampling/gumbel_argmax.py).
 void pg_argmax(const float *logits, int64_t m, int64_t vocab, int64_t *ids);
 void pg_gumbel_argmax(const float *values, int64_t m, int64_t vocab, const float *cut, const int64_t *last_tied,
                       const int64_t *first_keys, const int64_t *second_keys, int64_t *ids);
-// That boundary, from log(min_p) or -inf, top_k or 0 and top_p or 1 of each row (kernels/ops/truncation.py).
+// That boundary, from log(min_p) or -inf, top_k or 0 and top_p or 1 of each row (kernels/ops/sampling/truncation.py).
 void pg_truncation(const float *values, int64_t m, int64_t vocab, const double *depth, const int64_t *top_k,
                    const double *top_p, float *cut, int64_t *last_tied);
 

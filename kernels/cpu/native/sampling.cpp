@@ -5,7 +5,7 @@
 
 namespace {
 
-// The noise of kernels/ops/noise.py: a hash of the row's keys and the token id gives a uniform of 24 bits.
+// The noise of kernels/ops/sampling/noise.py: a hash of the row's keys and the token id gives a uniform of 24 bits.
 constexpr uint32_t TOKEN_STEP = 0x9E3779B1u, FIRST_KEY = 0x9E3779B9u, SECOND_KEY = 0x7F4A7C15u;
 constexpr double UNIT = 1.0 / (1 << 24);
 constexpr float MARGIN = 2e-2f;  // more than the approximate noise and its sum with a logit are off by

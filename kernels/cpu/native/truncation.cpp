@@ -1,4 +1,4 @@
-// min_p, top_k and top_p as one threshold per row (kernels/ops/truncation.py), without sorting the row.
+// min_p, top_k and top_p as one threshold per row (kernels/ops/sampling/truncation.py), without sorting the row.
 //
 // What is kept is mostly near the most likely token: only values near it are looked at, unless they are too few.  Masses
 // are float32, and summed in float64.

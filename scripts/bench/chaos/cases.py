@@ -12,8 +12,8 @@ import msgspec
 
 from protos.pageant.v1 import inference_pb2
 from shared.client.client import sampling_proto
-from shared.pieces import TokenPieces
-from shared.tokenization import load_tokenizer
+from shared.text.pieces import TokenPieces
+from shared.text.tokenization import load_tokenizer
 
 OPENINGS = (
     "Once upon a time", "One day, a little dog", "Lily and Tom saw a big", "The end of the", "There was a cat who",

@@ -19,8 +19,8 @@ import httpx2
 from scripts.bench.chaos.faults import Fault, FaultStage
 from scripts.bench.common.deployment import signal_all
 from scripts.bench.common.proc import tree
-from services.cli.processes import METRICS_PORTS, PLACES, Starter, start_fork_servers
-from services.cli.supervisor import KILL_AFTER, ChildProcess, Role, Supervisor
+from services.cli.supervision.processes import METRICS_PORTS, PLACES, Starter, start_fork_servers
+from services.cli.supervision.supervisor import KILL_AFTER, ChildProcess, Role, Supervisor
 from shared.config import Settings
 
 RANK = "rank"

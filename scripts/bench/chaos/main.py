@@ -51,7 +51,7 @@ from scripts.bench.common.stack import Stack
 from scripts.bench.common.tokens import MODEL
 from scripts.bench.common.turns import say
 from services.cli.addresses import free_port
-from services.cli.tables import aligned
+from services.cli.display.tables import aligned
 from shared.config import Settings
 from shared.metrics import percentile
 

@@ -7,13 +7,13 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from engine.execution.pending_result import PendingResult
+from engine.execution.outputs.pending_result import PendingResult
 from engine.execution.runner import ModelRunner
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.policy import Policy
 from shared.messages import Adapter, AddRequest, RequestHeader, StepPlan, StepResult, WorkerCapacity
 from shared.packing import pack_tokens
-from shared.sampling import GenerationDefaults, SamplingParams
+from shared.requests.sampling import GenerationDefaults, SamplingParams
 
 WORKER = "worker"
 

@@ -27,8 +27,8 @@ from scripts.bench.common.clients import OPTIONS, ClientConnections
 from scripts.bench.common.proc import ProcessUsage, service_pids, tree, tree_cpu_seconds, usage
 from scripts.bench.common.tokens import MODEL
 from services.cli.addresses import with_port
-from services.cli.client import TerminalClient
-from services.cli.processes import last_words, start
+from services.cli.display.client import TerminalClient
+from services.cli.supervision.processes import last_words, start
 from shared.config import Settings, load_settings, settings_environment
 
 SERVICES = ("gateway", "tokenizer", "scheduler", "detokenizer")

@@ -25,7 +25,7 @@ import msgspec
 from scripts.bench.common.host import QUIET, Host, awake
 from scripts.bench.common.report import Result, finish
 from scripts.bench.common.tokens import MODEL
-from services.cli.private import with_private_deployment
+from services.cli.supervision.private import with_private_deployment
 from shared.client import Client
 from shared.config import Settings
 from shared.metrics import percentile

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from services.cli.processes import start
-from shared.proc import TICK
+from services.cli.supervision.processes import start
+from shared.processes.proc import TICK
 
 QUIET = 0.02  # of the processor time that was wanted
 BURST = 0.1  # seconds of a processor in half a second: queues grow meanwhile that make the tail of a minute
@@ -36,7 +36,7 @@ MAX_LATENCY = Path("/dev/cpu_dma_latency")  # Linux, "PM Quality Of Service Inte
 COUNTING = "while True: pass"
 WAKEFUL = """
 import os, sys
-from shared.idle_time import take_idle_time_only
+from shared.processes.idle_time import take_idle_time_only
 os.sched_setaffinity(0, {int(sys.argv[1])})
 take_idle_time_only()
 while True:

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 
-from shared.proc import PROC, TICK, own_seconds, stat
+from shared.processes.proc import PROC, TICK, own_seconds, stat
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.cli.tables import aligned
+from services.cli.display.tables import aligned
 
 COLUMNS = ("what", "measured", "target", "verdict")
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from scripts.bench.common.tokens import Speech
 from services.worker.actor import WorkerActor
-from services.worker.steps import StepComputation, Steps, ThreadSteps
+from services.worker.plans.steps import StepComputation, Steps, ThreadSteps
 from shared.actor import run_actor
 from shared.block_digest import digest_blocks
 from shared.config import Settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shared.tokenization import ModelTokenizer, load_tokenizer
+from shared.text.tokenization import ModelTokenizer, load_tokenizer
 
 MODEL = Path(__file__).resolve().parents[3] / "models" / "pageant-stories"
 

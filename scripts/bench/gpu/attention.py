@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.interface import AttentionShape
-from kernels.ops.kv_cache import KVCache
+from kernels.ops.attention.kv_cache import KVCache
 from kernels.provider import triton_kernels
 from scripts.bench.gpu.shapes import GpuModelShape
 
@@ -110,7 +110,7 @@ class Problem:
 
 def tune(problem: Problem) -> list[tuple[float, tuple[int, int, int]]]:
     """Seconds of each launch setting, the fastest first; those that do not fit the card are left out."""
-    from kernels.triton import attention
+    from kernels.triton.attention import attention
 
     found = []
     for setting in SETTINGS:

@@ -10,9 +10,9 @@ from itertools import cycle
 import torch
 from torch import Tensor
 
-from kernels.ops.codes import E2M1, Codes
-from kernels.ops.experts import ExpertWeights
-from kernels.ops.experts_decoded import pack_experts_decoded
+from kernels.ops.experts.experts import ExpertWeights
+from kernels.ops.experts.experts_decoded import pack_experts_decoded
+from kernels.ops.linears.codes import E2M1, Codes
 from scripts.bench.common.report import Result
 from scripts.bench.gpu.attention import seconds_in_graph
 
@@ -74,7 +74,7 @@ def routings(shape: MixtureShape, num_tokens: int, device: torch.device) -> list
 
 def step(shape: MixtureShape, experts: Experts, ids: list[Tensor]) -> Callable[[], Tensor]:
     """What computes the layer, with another routing at each call."""
-    from kernels.triton.experts import experts as mixed
+    from kernels.triton.experts.experts import experts as mixed
 
     x = torch.randn(len(ids[0]), shape.hidden, dtype=torch.bfloat16, device=ids[0].device)
     weights, turns = torch.full(ids[0].shape, 1 / shape.top_k, device=ids[0].device), cycle(ids)

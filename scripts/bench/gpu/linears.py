@@ -9,11 +9,11 @@ from itertools import cycle
 
 import torch
 
-from kernels.ops import linear_decoded as decoded
-from kernels.ops import linear_fp8 as octets_reference
-from kernels.ops.codes import E2M1, Codes
-from kernels.ops.experts import Linear
-from kernels.ops.linear import LinearWeight
+from kernels.ops.experts.experts import Linear
+from kernels.ops.linears import linear_decoded as decoded
+from kernels.ops.linears import linear_fp8 as octets_reference
+from kernels.ops.linears.codes import E2M1, Codes
+from kernels.ops.linears.linear import LinearWeight
 from scripts.bench.common.report import Result
 from scripts.bench.gpu.attention import seconds_in_graph
 
@@ -55,8 +55,8 @@ class CodedLinear:
 
 
 def kinds() -> Iterator[tuple[str, CodedLinear]]:
-    from kernels.triton import linear_fp8
-    from kernels.triton.linear import linear
+    from kernels.triton.linears import linear_fp8
+    from kernels.triton.linears.linear import linear
 
     device = torch.device("cuda")
     for name, codes in decoded_kinds(SIZE, SIZE).items():

@@ -24,7 +24,7 @@ from unittest.mock import patch
 
 import torch
 
-from engine.execution.pending_result import PendingResult
+from engine.execution.outputs.pending_result import PendingResult
 from engine.execution.runner import ModelRunner
 from engine.loading.load import load_runner
 from shared.config import Settings

@@ -39,7 +39,7 @@ MAX_SECONDS = 2.0  # of a hostile request
 HOSTILE, HARMLESS, PLAIN = "under attack", "with harmless formats", "with as many plain requests"
 BESIDE = "beside a counting process"
 ROUND = (HOSTILE, HARMLESS, HOSTILE, PLAIN, HOSTILE, BESIDE)  # what is to be known best comes most often
-COUNTING = "from shared.idle_time import take_idle_time_only; take_idle_time_only()\nwhile True: pass"
+COUNTING = "from shared.processes.idle_time import take_idle_time_only; take_idle_time_only()\nwhile True: pass"
 
 
 def doings(process: AttackProcess) -> dict[str, Doing]:

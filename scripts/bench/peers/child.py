@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import services.cli.launch as launch
+import services.cli.supervision.launch as launch
 from scripts.bench.common.deployment import signal_all
 from scripts.bench.common.proc import tree, tree_cpu_seconds
 from scripts.bench.peers.catalog import PeerEngine

@@ -11,7 +11,7 @@ from scripts.bench.common.specs import FAMILIES
 from scripts.bench.peers.catalog import CHAIN, FULL, INT4, INT8, OTHERS, OURS, RUNNER, RUNNER_INT8
 from scripts.bench.peers.rounds import EngineRecord
 from scripts.bench.peers.workloads import WORKLOADS
-from services.cli.tables import aligned
+from services.cli.display.tables import aligned
 
 Records = Mapping[tuple[str, str], EngineRecord]  # by workload and engine
 WarmUps = Mapping[tuple[str, str], float]  # seconds, by the same

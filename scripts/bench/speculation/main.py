@@ -37,7 +37,7 @@ from scripts.bench.speculation.figures import (
     same_tokens_line,
 )
 from scripts.bench.speculation.plot import draw
-from services.cli.tables import aligned
+from services.cli.display.tables import aligned
 
 BOTH, BUNDLED, MADE = "both", "bundled", "made"
 

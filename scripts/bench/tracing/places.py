@@ -10,7 +10,7 @@ import grpc
 
 from scripts.bench.common.deployment import with_stand_in
 from scripts.bench.tracing.requests import Requester, ask
-from shared.phases import Phase
+from shared.tracing.phases import Phase
 
 STEP_MS = 5.0
 DELAY = 0.5  # seconds, of one that takes its time once

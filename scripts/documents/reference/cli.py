@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 import click
 
 from scripts.documents.reference.markdown import code, page, section, table
+from services.cli.command_line.options import NAMES, SAMPLING
 from services.cli.main import main
-from services.cli.options import NAMES, SAMPLING
 
 TEXT = """\
 Option `-h` of a command shows its common options, `--help` all of them. Two sets of options belong to several commands

@@ -10,10 +10,10 @@ from typing import Any
 import click
 
 from services.cli.bench.options import KernelOptions, ServeOptions, SimulateOptions
-from services.cli.help import DIRECTORY, INTEGERS, Group, SectionedCommand, field_options, take
-from services.cli.options import sampling_options, settings_options, take_sampling, take_settings
-from services.cli.workloads import WorkloadOptions
-from shared.model_source import find_model_dir, resolve_model_dir
+from services.cli.command_line.help import DIRECTORY, INTEGERS, Group, SectionedCommand, field_options, take
+from services.cli.command_line.options import sampling_options, settings_options, take_sampling, take_settings
+from services.cli.command_line.workloads import WorkloadOptions
+from shared.text.model_source import find_model_dir, resolve_model_dir
 
 WHERE = ("backend", "address", "base_url")  # of a server, which `bench offline` starts itself
 sampled_options = partial(sampling_options, without=("seed", "max_tokens", "min_tokens", "stop"))  # the workload's own

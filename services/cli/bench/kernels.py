@@ -16,10 +16,10 @@ from torch import Tensor
 from kernels.cpu.loading import load as load_native
 from kernels.cpu.native import Native, NativeUnavailable
 from kernels.interface import Kernels
-from kernels.ops.kv_cache import KVCache
+from kernels.ops.attention.kv_cache import KVCache
 from kernels.provider import select_kernels
 from services.cli.bench.options import KernelOptions
-from services.cli.tables import aligned
+from services.cli.display.tables import aligned
 from services.simulator.hardware import DecoderShape, shape_of
 from shared.errors import ConfigError
 

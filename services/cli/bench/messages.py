@@ -14,7 +14,7 @@ from time import process_time
 from timeit import repeat
 from typing import Any
 
-from services.cli.tables import aligned
+from services.cli.display.tables import aligned
 from services.detokenizer.decoder import DecoderFactory
 from services.detokenizer.table import StreamTable
 from services.scheduler.scheduler import Scheduler
@@ -36,9 +36,9 @@ from shared.messages import (
     encode,
 )
 from shared.packing import pack_tokens
-from shared.phases import NUM_PHASES
-from shared.sampling import GenerationDefaults, SamplingParams
-from shared.tokenization import load_tokenizer
+from shared.requests.sampling import GenerationDefaults, SamplingParams
+from shared.text.tokenization import load_tokenizer
+from shared.tracing.phases import NUM_PHASES
 
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 8192

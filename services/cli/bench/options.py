@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from services.cli.help import (
+from services.cli.command_line.help import (
     COUNT,
     DIRECTORY,
     FILE,

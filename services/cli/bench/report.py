@@ -11,7 +11,7 @@ import msgspec
 
 from services.cli.bench.generator import RequestOutcome, lateness
 from services.cli.bench.options import ServeOptions
-from services.cli.workloads import WorkloadOptions
+from services.cli.command_line.workloads import WorkloadOptions
 from shared.metrics import (
     Acceptance,
     ModelWork,

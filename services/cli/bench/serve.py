@@ -19,9 +19,9 @@ from services.cli.bench.generator import Generator, RequestOutcome, ServerBacken
 from services.cli.bench.grpc_backend import GrpcBackend
 from services.cli.bench.options import ServeOptions
 from services.cli.bench.report import Report, RunOptions, as_json, block, figures, report_of
-from services.cli.private import with_private_deployment
-from services.cli.tables import aligned
-from services.cli.workloads import WorkloadOptions, requests_of
+from services.cli.command_line.workloads import WorkloadOptions, requests_of
+from services.cli.display.tables import aligned
+from services.cli.supervision.private import with_private_deployment
 from services.simulator.hardware import shape_of
 from shared.config import Settings
 from shared.errors import ConfigError
@@ -45,7 +45,7 @@ def serve(options: ServeOptions, workload: WorkloadOptions, sampling: dict[str, 
         click.echo(rates_table(reports))
     save(options, reports)
     if options.plot is not None:
-        from services.cli.plots import plot_measured
+        from services.cli.display.plots import plot_measured
 
         plot_measured(reports, options.plot)
     return 0 if all(report.completed for report in reports) else 1

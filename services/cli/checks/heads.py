@@ -11,7 +11,7 @@ from engine.description.spec import ModelSpec
 from services.cli.checks.models import CheckpointFacts, Finding, read_headers
 from shared.config import Settings
 from shared.errors import ModelError
-from shared.model_source import find_model_dir, find_snapshot, why_no_directory
+from shared.text.model_source import find_model_dir, find_snapshot, why_no_directory
 
 
 def check_head(settings: Settings, spec: ModelSpec) -> tuple[Finding, CheckpointFacts | None]:

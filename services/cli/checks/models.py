@@ -33,7 +33,7 @@ from engine.weights.quantised.kept import (
 from engine.weights.quantised.reading import read_quantisation
 from shared.config import EngineSettings, MemorySettings, Settings
 from shared.errors import ConfigError, ModelError
-from shared.model_source import ask_hub, find_model_dir, find_snapshot, suggestion, why_no_directory
+from shared.text.model_source import ask_hub, find_model_dir, find_snapshot, suggestion, why_no_directory
 
 INDEX_FILE, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
 LISTED = 4  # kinds of modules in one line

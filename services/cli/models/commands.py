@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from services.cli.help import Group
-from services.cli.options import deployment_options, take_settings
+from services.cli.command_line.help import Group
+from services.cli.command_line.options import deployment_options, take_settings
 from shared.errors import ConfigError
 
 
@@ -82,8 +82,8 @@ def _pair(word: str) -> tuple[str, str]:
 
 
 def _give(arguments: dict[str, Any], **order: Any) -> None:
-    from services.cli import orders
-    from shared.supervision import DONE, ModelOrder, SupervisorOrder
+    from services.cli.supervision import orders
+    from shared.processes.supervision import DONE, ModelOrder, SupervisorOrder
 
     deployment = take_settings(arguments).deployment
     given = SupervisorOrder(model=ModelOrder(**order))

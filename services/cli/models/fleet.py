@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from services.cli.failures import one_line
+from services.cli.command_line.failures import one_line
 from services.cli.models.keeper import LOAD_SECONDS, KeptModel, ModelKeeper, Wakefulness, table
-from services.cli.processes import METRICS_PORTS, PLACES
-from services.cli.supervisor import ChildProcess, OrderFailedError, Role, Supervisor
+from services.cli.supervision.processes import METRICS_PORTS, PLACES
+from services.cli.supervision.supervisor import ChildProcess, OrderFailedError, Role, Supervisor
 from shared.config import FurtherModel, Settings, check_models, settings_of_model, write_models
 from shared.errors import ConfigError
-from shared.supervision import ModelOrder
+from shared.processes.supervision import ModelOrder
 
 FIRST = ""  # how roles and the keeper call the first model
 SERVICES = ("scheduler", "tokenizer", "detokenizer")  # of a model, one each, whether it sleeps or not

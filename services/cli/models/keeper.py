@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from services.cli.supervisor import ChildProcess, Supervisor
-from services.cli.tables import columns
+from services.cli.display.tables import columns
+from services.cli.supervision.supervisor import ChildProcess, Supervisor
 from shared.activity import Activity, mark_asleep, read_activity
 
 COMPUTING = ("worker", "draft")  # the services that hold a model in memory

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from services.cli.help import SectionedCommand
+from services.cli.command_line.help import SectionedCommand
 from services.cli.trace.logs import STANDARD_INPUT, Logs, align, gather, read
 from services.cli.trace.requests import RequestTrace
 from services.cli.trace.where import WhereError, check_name, parse_where

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from shared.phases import HOPS, IN_ORDER, MISS_LABELS, PHASE_LABELS, QUEUE, Phase
+from shared.tracing.phases import HOPS, IN_ORDER, MISS_LABELS, PHASE_LABELS, QUEUE, Phase
 
 RECEIVED = "request_received"
 ENDS = ("request_finished", "request_cancelled", "request_failed")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import click
 
-from services.cli.tables import aligned
+from services.cli.display.tables import aligned
 from services.cli.trace.requests import GROUPS, RequestTrace, Span
 
 COLOURS = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ipaddress
 from collections import Counter
 
-from shared import descriptors
 from shared.config import GatewaySettings
+from shared.processes import descriptors
 
 RESERVED = 128  # descriptors of a gateway for all but its clients: the bus, files, libraries
 NUM_FRONTS = 2  # gRPC and HTTP

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 
 import msgspec
 
-from shared.clock import steady_time
+from shared.clocks.clock import steady_time
 from shared.errors import RequestError
 from shared.messages import Adapter, RequestHeader
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 
 TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}")
 START = re.compile(r"(?:t=)?([0-9]{9,17}(?:\.[0-9]{1,9})?)")

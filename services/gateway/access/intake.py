@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shared.config import GatewaySettings
-from shared.debts import Debts
 from shared.errors import RejectCode, RequestError
+from shared.fairness.debts import Debts
 
 SMALL = 64 << 10  # bytes of a request that are always read: they cost no more than its headers do
 PATIENCE = 0.5  # seconds of debt up to which a sender is only kept waiting

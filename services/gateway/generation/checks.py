@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from shared.errors import RequestError
 from shared.messages.codec import MAX_MESSAGE_BYTES
 from shared.packing import pack_tokens
-from shared.sampling import too_long
+from shared.requests.sampling import too_long
 
 MAX_LABEL_CHARS = 256  # it is in every log line of its request
 MAX_TOKENS_PER_MESSAGE = MAX_MESSAGE_BYTES // 8

@@ -13,8 +13,8 @@ from services.gateway.generation.tasks import all_or_none
 from services.gateway.streams.stream import Stream
 from shared.errors import RejectCode, RequestError
 from shared.messages import TokenizeRequest
-from shared.pooling import Pooling
-from shared.sampling import SamplingParams
+from shared.requests.pooling import Pooling
+from shared.requests.sampling import SamplingParams
 
 MAX_INPUTS = 2048  # of one call, OpenAI's number
 MAX_OPEN = 32  # of one call at a time, so that a long list does not fill the queue by itself

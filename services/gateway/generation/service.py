@@ -27,12 +27,10 @@ from services.gateway.streams.recovery import StreamRecovery
 from services.gateway.streams.report import StreamReport
 from services.gateway.streams.stream import OutputLostError, Position, Stream
 from shared.actor import LifePhase
-from shared.clock import steady_time
+from shared.clocks.clock import steady_time
 from shared.config import Settings
 from shared.errors import ProtocolError, RejectCode, RequestError
 from shared.exposition import RequestMeter
-from shared.grammar import check_grammar
-from shared.logging import request_logger
 from shared.messages import (
     HAS_EVERYTHING,
     AbortRequest,
@@ -47,6 +45,8 @@ from shared.messages import (
     TextBatch,
     TokenizeRequest,
 )
+from shared.processes.logging import request_logger
+from shared.requests.grammar import check_grammar
 
 log = structlog.get_logger()
 

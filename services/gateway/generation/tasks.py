@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from shared.clock import steady_time
+from shared.clocks.clock import steady_time
 from shared.errors import RejectCode, RequestError
 
 T = TypeVar("T")

@@ -10,10 +10,7 @@ from protos.pageant.v1 import control_pb2, inference_pb2
 from services.gateway.generation.checks import named_tokens, packed_prompt
 from services.gateway.generation.embedding import Embedded
 from services.gateway.streams.stream import Position, StreamDelta
-from shared.beam import Beam, EarlyStopping
 from shared.errors import RequestError
-from shared.explanation import Explanation
-from shared.grammar import Grammar, GrammarKind
 from shared.messages import (
     ChatMessage,
     FinishReason,
@@ -23,8 +20,11 @@ from shared.messages import (
     TokenizeRequest,
     TokenLogprobs,
 )
-from shared.pooling import Pooling, PoolingKind
-from shared.sampling import SamplingParams
+from shared.requests.beam import Beam, EarlyStopping
+from shared.requests.grammar import Grammar, GrammarKind
+from shared.requests.pooling import Pooling, PoolingKind
+from shared.requests.sampling import SamplingParams
+from shared.tracing.explanation import Explanation
 
 FINISH_REASONS: dict[FinishReason, Any] = {
     reason: inference_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in FinishReason

@@ -19,7 +19,7 @@ from services.gateway.access.intake import PATIENCE, SMALL, BodyIntake, BodyTime
 from services.gateway.grpc.interceptors import OPEN, Continuation
 from services.gateway.grpc.status import abort
 from shared.errors import RejectCode, RequestError
-from shared.fair_slots import FairSlots
+from shared.fairness.fair_slots import FairSlots
 
 CONTENDED_SECONDS = 1.0  # that a message may take while others wait for its place
 MOST_SLOW = 16  # calls of a sender in debt that wait to be read; further ones are refused unread

@@ -22,10 +22,10 @@ from services.gateway.grpc.status import abort
 from services.gateway.health.load_report import BINARY, is_asked
 from services.gateway.streams.report import StreamReport
 from services.gateway.streams.stream import Stream, StreamDelta
-from shared.clock import steady_time
+from shared.clocks.clock import steady_time
 from shared.errors import RejectCode, RequestError
 from shared.messages import TokenizeRequest
-from shared.reasoning import ThinkingBudget
+from shared.requests.reasoning import ThinkingBudget
 
 LOAD_TIMEOUT = 1.0
 FOREVER = 1e8  # seconds; how gRPC spells "no deadline" on some paths

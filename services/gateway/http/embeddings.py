@@ -19,7 +19,7 @@ from services.gateway.http.pooling.inputs import InputFields, check_fields, pool
 from services.gateway.http.requests.fields import Int
 from services.gateway.http.requests.gate import Gate
 from services.gateway.http.requests.reading import field_error
-from shared.pooling import Pooling, PoolingKind
+from shared.requests.pooling import Pooling, PoolingKind
 
 MAX_DESCRIBED = 256  # a hundred bytes each, where clients read headers of some ten thousand
 

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from shared.explanation import Explanation, cause, explain, misses_by_name
-from shared.latency import LatencyTracker, arrived, milliseconds
 from shared.messages import LatencyBreakdown, SequenceText
-from shared.phases import Phase
+from shared.tracing.explanation import Explanation, cause, explain, misses_by_name
+from shared.tracing.latency import LatencyTracker, arrived, milliseconds
+from shared.tracing.phases import Phase
 
 
 class StreamLatency:

@@ -12,9 +12,9 @@ from services.gateway.bus.refusals import details
 from services.gateway.streams.stream import Stream
 from shared.errors import RejectCode, RequestError
 from shared.exposition import RequestMeter
-from shared.logging import request_logger
 from shared.messages import TokenizeRequest
 from shared.metrics.latency import tpot
+from shared.processes.logging import request_logger
 
 log = structlog.get_logger()
 

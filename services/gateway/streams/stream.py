@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 
 from services.gateway.streams.latency import StreamLatency
-from shared.clock import steady_time
+from shared.clocks.clock import steady_time
 from shared.errors import ProtocolError, RequestError
 from shared.messages import AttachRequest, RequestHeader, SequenceText, TokenizeRequest, TokenLogprobs
 from shared.packing import pack_tokens

@@ -6,7 +6,7 @@ from services.scheduler.state.policy import Policy
 from shared.errors import RejectCode, RequestError
 from shared.messages import AddRequest
 from shared.packing import are_below
-from shared.sampling import Limits, SamplingParams, check_sampling, check_token_ids
+from shared.requests.sampling import Limits, SamplingParams, check_sampling, check_token_ids
 
 RETRY_AFTER_MS = 1000
 MAX_LOGPROB_ENTRIES = 1 << 21  # of one request, over all its sequences and its prompt: some hundred megabytes

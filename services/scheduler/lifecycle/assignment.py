@@ -13,7 +13,7 @@ from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Request, Sequence, Status
 from services.scheduler.telemetry.books import Books
 from shared.errors import RejectCode, RequestError
-from shared.phases import Phase
+from shared.tracing.phases import Phase
 
 
 class ReplicaAssignment:

@@ -15,7 +15,7 @@ from services.scheduler.state.sequence import BEHIND_ALL, Request, Sequence
 from shared.errors import RejectCode, RequestError
 from shared.messages import AddRequest, WorkerCapacity
 from shared.packing import unpack_tokens
-from shared.sampling import Limits
+from shared.requests.sampling import Limits
 
 Queued = tuple[int, int]  # sequences, and their tokens
 

@@ -11,7 +11,7 @@ from services.scheduler.state.sequence import Request, Sequence, Status
 from shared.errors import RequestError
 from shared.messages import AddRequest
 from shared.packing import unpack_tokens
-from shared.sampling import check_token_ids
+from shared.requests.sampling import check_token_ids
 
 
 def sent_tokens(message: AddRequest, vocab_size: int) -> list[list[int]]:

@@ -18,8 +18,8 @@ from services.scheduler.state.sequence import Sequence, Status
 from services.scheduler.state.step import Step
 from services.scheduler.telemetry.books import Books
 from shared.errors import RejectCode, RequestError
-from shared.grammar import refusal
 from shared.messages import FinishReason, StepResult, TokenLogprobs
+from shared.requests.grammar import refusal
 
 MAX_REASON = 500  # characters of a worker's reason
 

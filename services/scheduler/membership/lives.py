@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
-from shared.epochs import LIMIT, SPAN, follows, life_of
+from shared.clocks.epochs import LIMIT, SPAN, follows, life_of
 
 FILE = "scheduler.epoch"  # in the runtime directory
 MAX_FORMER = 8

@@ -25,7 +25,7 @@ from services.scheduler.state.sequence import Sequence, Status
 from services.scheduler.state.step import Step
 from services.scheduler.telemetry.books import Books
 from shared.messages import StepPlan
-from shared.phases import Phase
+from shared.tracing.phases import Phase
 
 Obstacle = tuple[Phase, Sequence | None]
 NOTHING: Obstacle = (Phase.QUEUE_STEP, None)  # the queue was not looked at

@@ -10,7 +10,7 @@ from services.scheduler.state.policy import Policy
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Sequence
 from services.scheduler.state.step import Step
-from shared.phases import Miss
+from shared.tracing.phases import Miss
 
 MAX_PREFETCHED = 2  # sequences that wait, for which blocks are fetched before their turn
 

@@ -12,8 +12,8 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from shared.background import BackgroundQueue
-from shared.losses import RECORDING, count_loss
+from shared.processes.background import BackgroundQueue
+from shared.processes.losses import RECORDING, count_loss
 
 NUM_LIVES = 4  # that are kept, the present one among them
 MAX_FRAMES = 200_000

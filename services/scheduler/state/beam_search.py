@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shared.beam import Beam, EarlyStopping
 from shared.messages import TokenLogprobs
+from shared.requests.beam import Beam, EarlyStopping
 
 
 class Continuation(NamedTuple):

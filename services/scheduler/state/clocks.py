@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shared.latency import LatencyTracker
 from shared.messages import LatencyBreakdown
-from shared.phases import NUM_PHASES, Phase
+from shared.tracing.latency import LatencyTracker
+from shared.tracing.phases import NUM_PHASES, Phase
 
 COMPUTING = (Phase.PREFILL, Phase.RECOMPUTE)  # they end with a token
 

@@ -14,9 +14,9 @@ from services.scheduler.blocks.clock import Clock
 from services.scheduler.state.clocks import COMPUTING, IdleClock, QueueClock, SequenceClock
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Request, Sequence
-from shared.latency import arrived, milliseconds
 from shared.messages import LatencyBreakdown
-from shared.phases import Phase
+from shared.tracing.latency import arrived, milliseconds
+from shared.tracing.phases import Phase
 
 
 class WorkerClocks:

@@ -16,8 +16,8 @@ from services.scheduler.state.beam_search import BeamSearch
 from services.scheduler.state.fairness import share_of
 from shared.messages import AdmittedSequence, FinishReason, RequestHeader, TokenLogprobs
 from shared.packing import pack_tokens
-from shared.pooling import PoolingKind
-from shared.sampling import SamplingParams
+from shared.requests.pooling import PoolingKind
+from shared.requests.sampling import SamplingParams
 
 MAX_PREEMPTIONS = 3
 MAX_WORKER_DEATHS = 2

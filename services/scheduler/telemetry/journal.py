@@ -7,8 +7,8 @@ from typing import Any
 
 from services.scheduler.blocks.clock import Clock
 from services.scheduler.state.sequence import Request, Sequence
-from shared.logging import request_logger
 from shared.messages import RequestHeader
+from shared.processes.logging import request_logger
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from services.scheduler.blocks.name_times import NameTimes
 from services.scheduler.state.clocks import SequenceClock
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Sequence
-from shared.phases import NUM_MISSES, Miss
+from shared.tracing.phases import NUM_MISSES, Miss
 
 MAX_FINGERPRINTS = 1 << 15  # of prefixes that were seen ...
 PER_BLOCK = 2  # ... and for each block that there is: what no cache could hold any more needs no reason

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from services.worker.groups.stage import lead_stage
 from services.worker.hosts.joining import JoinedGroup, join_group
 from services.worker.hosts.messages import ANY
-from services.worker.stage import lead_stage
 from shared.actor.status import write_last_words, write_status
 from shared.config import DeploymentSettings, Settings, load_settings
 from shared.errors import FatalError, PageantError
-from shared.exit_status import EXIT_CONFIG, EXIT_FATAL, leave
-from shared.logging import setup_logging
+from shared.processes.exit_status import EXIT_CONFIG, EXIT_FATAL, leave
+from shared.processes.logging import setup_logging
 from shared.ranks.channel import SILENCE
 from shared.ranks.handshake import group_key
 
@@ -69,7 +69,7 @@ def follow_group(group: JoinedGroup) -> int:
         return lead_stage(group.settings, group.rank, join, patience=SILENCE, on_ready=on_ready)
 
     from engine.loading.load import load_runner
-    from services.worker.rank import follow
+    from services.worker.groups.rank import follow
 
     ranks = join()
     return follow(lambda: load_runner(group.settings, ranks=ranks), ranks, patience=SILENCE, on_ready=on_ready)

@@ -23,8 +23,8 @@ from services.worker.ray.placed import keys_digest
 from shared.actor.status import write_last_words, write_status, write_waits
 from shared.config import DeploymentSettings, Settings, load_settings
 from shared.errors import FatalError, PageantError
-from shared.exit_status import EXIT_CONFIG, EXIT_FATAL
-from shared.logging import setup_logging
+from shared.processes.exit_status import EXIT_CONFIG, EXIT_FATAL
+from shared.processes.logging import setup_logging
 
 FIRST_WORD, NEXT_WORD = 2.0, 30.0  # seconds of waiting until that is said, and said again
 

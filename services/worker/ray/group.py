@@ -14,8 +14,8 @@ from services.worker.ray.needs import rank_threads
 from services.worker.ray.placed import RankReport
 from shared.config import GatewaySettings, Settings, settings_environment
 from shared.errors import FatalError
-from shared.exit_status import EXIT_CONFIG, EXIT_FATAL
-from shared.model_source import find_model_dir
+from shared.processes.exit_status import EXIT_CONFIG, EXIT_FATAL
+from shared.text.model_source import find_model_dir
 
 TURN = 0.25  # seconds between looks
 SILENCE = 10.0  # without an answer, after which a place is given up: its node may be gone without a word

@@ -10,7 +10,7 @@ import sys
 from services.worker.ray.cluster import connect
 from shared.config import load_settings
 from shared.errors import FatalError, PageantError
-from shared.exit_status import EXIT_CONFIG, EXIT_FATAL
+from shared.processes.exit_status import EXIT_CONFIG, EXIT_FATAL
 
 
 def main() -> int:

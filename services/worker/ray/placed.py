@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from services.worker.rank_processes import LAUNCH
+from services.worker.groups.rank_processes import LAUNCH
 from shared.actor.status import read_status, words_path
 from shared.config import PREFIX, load_settings
 from shared.errors import ConfigError

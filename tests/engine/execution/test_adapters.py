@@ -11,7 +11,7 @@ import torch
 
 from engine.execution.adapters import UNKNOWN, AdapterBank
 from engine.lora.adapter import LoraAdapter
-from kernels.ops.lora import NO_ADAPTER, LoraPart
+from kernels.ops.linears.lora import NO_ADAPTER, LoraPart
 from shared.errors import ModelError
 
 COUNT, RANK = 3, 8

@@ -6,7 +6,7 @@ import pytest
 
 from shared.automata.automaton import Automaton, make_automaton
 from shared.automata.limits import GrammarError
-from shared.grammar import GrammarKind
+from shared.requests.grammar import GrammarKind
 from tests.engine.execution.test_row_automata import EOS, TOKENIZER, compiled, load, texts
 
 

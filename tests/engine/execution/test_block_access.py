@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.execution.block_access import BlockAccess, access_to, space_of
-from engine.execution.block_fence import PoolFence
+from engine.execution.tables.block_access import BlockAccess, access_to, space_of
+from engine.execution.tables.block_fence import PoolFence
 from engine.modeling.kv_pool import KVPool
 from shared.messages.fingerprint import Fingerprint
 

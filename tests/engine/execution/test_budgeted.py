@@ -7,10 +7,10 @@ import random
 import numpy as np
 import pytest
 
-from engine.execution.budgeted import BudgetedAutomaton
+from engine.execution.constraints.budgeted import BudgetedAutomaton
 from shared.automata.automaton import make_automaton
 from shared.automata.limits import GrammarError
-from shared.reasoning import ReasoningMeter, ReasoningTags, ThinkingBudget, is_left_open
+from shared.requests.reasoning import ReasoningMeter, ReasoningTags, ThinkingBudget, is_left_open
 from tests.engine.execution.test_row_automata import EOS, TOKENIZER, choice, load
 
 ONE = ReasoningTags([1], [[2]], [2, 3])

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from engine.execution.constrained_step import ConstrainedStep, cut_drafts
-from engine.execution.row_automata import Held, RowAutomata
-from engine.execution.rows import RowTable
-from engine.execution.sampled_tokens import SampledTokens
+from engine.execution.constraints.constrained_step import ConstrainedStep, cut_drafts
+from engine.execution.constraints.row_automata import Held, RowAutomata
+from engine.execution.outputs.sampled_tokens import SampledTokens
 from engine.execution.schedule import Schedule, read_schedule
-from shared.grammar import Grammar, GrammarKind
+from engine.execution.tables.rows import RowTable
 from shared.messages import AdmittedSequence, DraftDistribution, StepPlan
+from shared.requests.grammar import Grammar, GrammarKind
 from tests.engine.execution.test_row_automata import EOS, TOKENIZER, Said, choice, load, sequence
 
 SIZE = 8

@@ -7,8 +7,8 @@ from unittest.mock import patch
 
 import pytest
 
+from engine.execution.outputs.sampled_tokens import SampledTokens
 from engine.execution.runner import ModelRunner
-from engine.execution.sampled_tokens import SampledTokens
 from tests.engine.checkpoints import make_runner, random_prompt, save_checkpoint
 from tests.engine.driver import Driver
 

@@ -7,8 +7,8 @@ import random
 import torch
 from torch import Tensor
 
-from engine.execution.device_tables import DeviceTables
-from engine.execution.rows import RowTable
+from engine.execution.tables.device_tables import DeviceTables
+from engine.execution.tables.rows import RowTable
 
 CPU = torch.device("cpu")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.execution.row_automata import RowAutomata
+from engine.execution.constraints.row_automata import RowAutomata
 from shared.automata.vocabulary import Vocabulary
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 from tests.engine.checkpoints import make_runner, random_prompt, save_checkpoint
 from tests.engine.driver import Driver
 from tests.engine.execution.test_row_automata import EOS, TOKENIZER, choice, load

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.execution.pooling import Classifier, RowPools
+from engine.execution.outputs.pooling import Classifier, RowPools
 from engine.execution.schedule import Schedule
 from shared.errors import FatalError
 from shared.messages import AdmittedSequence
 from shared.packing import pack_tokens
-from shared.pooling import Pooling, PoolingKind
-from shared.sampling import SamplingParams
+from shared.requests.pooling import Pooling, PoolingKind
+from shared.requests.sampling import SamplingParams
 from tests.engine.checkpoints import make_runner, random_prompt, save_checkpoint
 from tests.engine.driver import Driver
 

@@ -24,7 +24,7 @@ from shared.config import Settings
 from shared.errors import ModelError
 from shared.messages import AdmittedSequence, DraftProposals, DraftUpdate
 from shared.packing import pack_tokens, unpack_tokens
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 from tests.engine.checkpoints import KERNELS, random_prompt
 from tests.engine.driver import GREEDY, Driver
 from tests.kernels.natives import load_build

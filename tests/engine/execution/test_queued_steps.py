@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from engine.execution import queued_steps
-from engine.execution.pending_result import PendingResult
+from engine.execution.outputs.pending_result import PendingResult
 from engine.execution.runner import ModelRunner
 from shared.messages.steps import StepPlan
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 from tests.engine.checkpoints import make_runner, random_prompt, save_checkpoint
 from tests.engine.driver import GREEDY, Driver, Live
 

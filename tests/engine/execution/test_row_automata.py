@@ -15,18 +15,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine.execution.row_automata import Held, RowAutomata, Standing
+from engine.execution.constraints.row_automata import Held, RowAutomata, Standing
 from shared.automata.automaton import Automaton, make_automaton
 from shared.automata.compiling import Compiler
 from shared.automata.limits import GrammarError
 from shared.automata.vocabulary import Vocabulary, load_vocabulary
-from shared.grammar import Grammar, GrammarKind
-from shared.idle_time import LEAST_URGENT, take_idle_time_only
 from shared.messages import AdmittedSequence
 from shared.packing import pack_tokens
-from shared.reasoning import ReasoningTags, ThinkingBudget
-from shared.sampling import SamplingParams
-from shared.tokenization import ModelTokenizer, load_tokenizer
+from shared.processes.idle_time import LEAST_URGENT, take_idle_time_only
+from shared.requests.grammar import Grammar, GrammarKind
+from shared.requests.reasoning import ReasoningTags, ThinkingBudget
+from shared.requests.sampling import SamplingParams
+from shared.text.tokenization import ModelTokenizer, load_tokenizer
 from tests.integration.engine import MODEL
 
 TOKENIZER: ModelTokenizer = load_tokenizer(MODEL)
@@ -206,7 +206,7 @@ def test_one_that_was_late_is_waited_for_again_once_it_was_ready_in_time(automat
 
 
 def test_only_a_step_without_others_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.execution.row_automata.LONG_PATIENCE", 20.0)
+    monkeypatch.setattr("engine.execution.constraints.row_automata.LONG_PATIENCE", 20.0)
     automata = RowAutomata(load, patience=0.0)
     held = held_of(automata, sequence(0, choice("yes")))
     for others in (True, False):
@@ -297,14 +297,14 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(text)
         return make_automaton(vocabulary, text)
 
-    monkeypatch.setattr("engine.execution.row_automata.make_automaton", make)
+    monkeypatch.setattr("engine.execution.constraints.row_automata.make_automaton", make)
     return found
 
 
 def test_the_grammars_that_were_used_last_are_kept(
     automata: RowAutomata, made: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.execution.row_automata.MAX_GRAMMARS", 2)
+    monkeypatch.setattr("engine.execution.constraints.row_automata.MAX_GRAMMARS", 2)
     one, two, three = (choice(text) for text in ("one", "two", "three"))
     for place, grammar in enumerate((one, two, one, three, one, three, two)):
         held_of(automata, sequence(place, grammar))

@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from engine.execution.adapters import UNKNOWN
-from engine.execution.deferred_verification import DeferredVerification
-from engine.execution.pending_result import HostTimer, PendingResult, start_timer
-from engine.execution.row_states import RowStates
-from engine.execution.rows import RowsOutOfStep, RowTable
-from engine.execution.sampled_tokens import SampledTokens
+from engine.execution.outputs.pending_result import HostTimer, PendingResult, start_timer
+from engine.execution.outputs.sampled_tokens import SampledTokens
+from engine.execution.tables.deferred_verification import DeferredVerification
+from engine.execution.tables.row_states import RowStates
+from engine.execution.tables.rows import RowsOutOfStep, RowTable
 from engine.modeling.batch import Ints
-from kernels.ops.lora import NO_ADAPTER
+from kernels.ops.linears.lora import NO_ADAPTER
 from shared.errors import FatalError
 from shared.messages import AdmittedSequence, StepResult
 from shared.packing import pack_tokens
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 from tests.unit.worker.test_row_states import Places
 
 

@@ -17,7 +17,7 @@ from engine.modeling.batch import StepBatch
 from shared.config import Settings
 from shared.errors import ConfigError, FatalError
 from shared.messages.steps import Refusal, RefusedRow, StepResult
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 from tests.engine.checkpoints import make_runner, random_prompt, save_checkpoint
 from tests.engine.driver import Driver
 

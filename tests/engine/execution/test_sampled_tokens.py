@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from engine.execution import sampled_tokens
-from engine.execution.rows import RowTable
-from engine.execution.sampled_tokens import MissingSamples, SampledTokens, pick
+from engine.execution.outputs import sampled_tokens
+from engine.execution.outputs.sampled_tokens import MissingSamples, SampledTokens, pick
 from engine.execution.schedule import Schedule, read_schedule
+from engine.execution.tables.rows import RowTable
 from engine.sampling.verification import Verdict
 from shared.messages import AdmittedSequence, StepPlan
 from shared.packing import pack_tokens
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 
 NUM_ROWS = 4
 

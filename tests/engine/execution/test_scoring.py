@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.execution import scoring
-from engine.execution.sampled_tokens import YieldedTokens
-from engine.execution.scoring import MOST_ROWS, SampledScores, score_rows
+from engine.execution.outputs import scoring
+from engine.execution.outputs.sampled_tokens import YieldedTokens
+from engine.execution.outputs.scoring import MOST_ROWS, SampledScores, score_rows
 
 VOCAB = 11
 

@@ -12,7 +12,7 @@ import torch
 
 from engine.execution.runner import ModelRunner
 from engine.heads.drafter import HeadDrafter
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 from tests.engine.checkpoints import KERNELS, VOCAB, make_runner, random_prompt, save_checkpoint
 from tests.engine.driver import Driver
 from tests.engine.heads.mtp import write_mtp

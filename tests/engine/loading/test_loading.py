@@ -28,7 +28,7 @@ from engine.weights.plain import DummyWeights
 from engine.weights.source import Checkpoint, WeightSource, terminal_progress
 from shared.config import Settings
 from shared.errors import ModelError
-from shared.model_source import resolve_model_dir
+from shared.text.model_source import resolve_model_dir
 from tests.engine.checkpoints import make_runner, random_prompt, save_checkpoint
 from tests.engine.driver import Driver
 

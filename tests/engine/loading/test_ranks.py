@@ -15,7 +15,7 @@ from engine.description.spec import ModelSpec
 from engine.loading.memory import MemoryPlan, WindowPlan
 from engine.loading.ranks import GroupStart, RankReady, agree, smallest
 from engine.weights.plain import DummyWeights
-from services.worker.rank_processes import own_gpu
+from services.worker.groups.rank_processes import own_gpu
 from shared.config import load_settings
 from shared.errors import ConfigError, FatalError
 from shared.messages.fingerprint import Fingerprint

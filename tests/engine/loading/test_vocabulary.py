@@ -14,7 +14,7 @@ from engine.loading.vocabulary import GrammarVocabulary
 from engine.modeling.pool_backing import IdleTime
 from shared.automata.limits import GrammarError
 from shared.automata.vocabulary import Vocabulary, load_vocabulary
-from shared.tokenization import load_tokenizer
+from shared.text.tokenization import load_tokenizer
 
 MODEL = Path(__file__).resolve().parents[3] / "models" / "pageant-stories"
 SIZE = 4096

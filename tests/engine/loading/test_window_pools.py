@@ -25,7 +25,7 @@ from services.scheduler.state.replica import Replica
 from shared.config import Settings
 from shared.messages import AddRequest, RequestHeader, SlidingPool, StepResult, WorkerCapacity
 from shared.packing import pack_tokens
-from shared.sampling import GenerationDefaults, SamplingParams
+from shared.requests.sampling import GenerationDefaults, SamplingParams
 
 VOCAB_SIZE = 262144
 CONFIG = {

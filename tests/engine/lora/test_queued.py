@@ -10,9 +10,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from engine.execution.pending_result import PendingResult
+from engine.execution.outputs.pending_result import PendingResult
 from engine.execution.runner import ModelRunner
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 from tests.engine.checkpoints import make_runner, random_prompt, save_checkpoint
 from tests.engine.driver import GREEDY, Driver
 from tests.engine.execution.test_queued_steps import BUNDLED, host_only, occupy

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from engine.description.ranks import Place
-from engine.modeling.collectives import Collectives
+from engine.modeling.ranks.collectives import Collectives
 from kernels.cpu import abi
 from shared.errors import FatalError
 
@@ -85,7 +85,7 @@ import os, signal, threading, time, torch
 from torch.distributed import TCPStore
 from engine.description.ranks import Place
 from engine.loading.torch_ranks import make_backend
-from engine.modeling.collectives import Collectives
+from engine.modeling.ranks.collectives import Collectives
 from kernels.cpu import abi
 from shared.errors import FatalError
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.modeling.batch import StepBatch
-from engine.modeling.dual_batch import DualBatch, halves
+from engine.modeling.torch_decoder.dual_batch import DualBatch, halves
 
 CPU = torch.device("cpu")
 

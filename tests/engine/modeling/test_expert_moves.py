@@ -14,10 +14,10 @@ from engine.description.ranks import Place, why_not_cut
 from engine.description.reading import read_config
 from engine.execution.runner import ModelRunner
 from engine.loading.load import load_runner
-from engine.modeling.expert_balancer import ExpertBalancer, held_by
-from engine.modeling.expert_placement import moves_between
-from engine.modeling.native import NativeDecoder
-from engine.modeling.ranks import RankDecoder
+from engine.modeling.native.decoder import NativeDecoder
+from engine.modeling.ranks.expert_balancer import ExpertBalancer, held_by
+from engine.modeling.ranks.expert_placement import moves_between
+from engine.modeling.ranks.ranks import RankDecoder
 from kernels.cpu.ranks import ExpertMove
 from shared.config import load_settings
 from shared.errors import ConfigError, FatalError

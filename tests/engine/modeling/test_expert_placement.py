@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.modeling.expert_balancer import ExpertBalancer
-from engine.modeling.expert_placement import Held, balance, moves_between, place, rank_loads
+from engine.modeling.ranks.expert_balancer import ExpertBalancer
+from engine.modeling.ranks.expert_placement import Held, balance, moves_between, place, rank_loads
 from kernels.cpu.ranks import ExpertMove
 
 

@@ -15,13 +15,13 @@ from engine.description.ranks import Place
 from engine.description.reading import read_config
 from engine.execution.runner import ModelRunner
 from engine.loading.load import load_runner
-from engine.modeling.native import NativeDecoder
-from engine.modeling.ranks import RankDecoder
+from engine.modeling.native.decoder import NativeDecoder
+from engine.modeling.ranks.ranks import RankDecoder
 from engine.weights.part_source import RankSource
 from engine.weights.source import Checkpoint
-from services.worker.ranks import RankGroup
+from services.worker.groups.ranks import RankGroup
 from shared.errors import ConfigError, FatalError
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 from tests.engine.checkpoints import random_prompt, save_checkpoint
 from tests.engine.driver import Driver
 from tests.engine.modeling.test_linked_ranks import streams

@@ -16,13 +16,14 @@ from engine.description.families import FAMILIES
 from engine.description.names import Parts
 from engine.description.reading import parse_config
 from engine.execution.runner import ModelRunner
-from engine.modeling import linear_attention, native_layers
-from engine.modeling.decoder import Decoder
-from engine.modeling.native import NativeDecoder
-from engine.modeling.native_delta import NativeDelta
-from kernels.ops.delta_rule import delta_gates
+from engine.modeling.native import layers as native_layers
+from engine.modeling.native.decoder import NativeDecoder
+from engine.modeling.native.delta import NativeDelta
+from engine.modeling.torch_decoder import linear_attention
+from engine.modeling.torch_decoder.decoder import Decoder
+from kernels.ops.states.delta_rule import delta_gates
 from shared.errors import ModelError
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 from tests.engine.checkpoints import (
     COMMON,
     HYBRID_VARIANTS,
@@ -140,8 +141,10 @@ def changed(struct: Callable[..., Any], **changes: Callable[[Any], Any]) -> Call
 
 def of_weights(**changes: Callable[[Any], Any]) -> Callable[[pytest.MonkeyPatch], None]:
     def change(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr("engine.modeling.assembly.DeltaWeights", changed(linear_attention.DeltaWeights, **changes))
-        patch.setattr("engine.modeling.native_layers.NativeDelta", changed(NativeDelta, **changes))
+        patch.setattr(
+            "engine.modeling.torch_decoder.assembly.DeltaWeights", changed(linear_attention.DeltaWeights, **changes)
+        )
+        patch.setattr("engine.modeling.native.layers.NativeDelta", changed(NativeDelta, **changes))
 
     return change
 
@@ -155,7 +158,7 @@ def without_beta(patch: pytest.MonkeyPatch) -> None:
         return replace(gates, bias=torch.cat((torch.full((gates.n // 2,), 40.0), torch.zeros(gates.n // 2))))
 
     patch.setattr(linear_attention, "delta_gates", gates)
-    patch.setattr("engine.modeling.native_layers.NativeDelta", changed(NativeDelta, gates=saturated))
+    patch.setattr("engine.modeling.native.layers.NativeDelta", changed(NativeDelta, gates=saturated))
 
 
 def without_gate(patch: pytest.MonkeyPatch) -> None:
@@ -177,7 +180,7 @@ def without_gate(patch: pytest.MonkeyPatch) -> None:
 
     built = Decoder
     patch.setattr(native_layers, "describe_layer", describe)
-    patch.setattr("engine.modeling.assembly.Decoder", build)
+    patch.setattr("engine.modeling.torch_decoder.assembly.Decoder", build)
 
 
 def of_names(**fields: Any) -> Callable[[pytest.MonkeyPatch], None]:

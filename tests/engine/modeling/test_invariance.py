@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engine.execution.runner import ModelRunner
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 from tests.engine.checkpoints import KERNELS, make_runner, random_prompt, save_checkpoint
 from tests.engine.driver import Driver, Live
 

@@ -14,7 +14,7 @@ from engine.loading.load import load_runner
 from shared.config import Settings
 from shared.errors import FatalError
 from shared.ranks.channel import BEAT, SILENCE
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 from tests.engine.checkpoints import random_prompt, save_checkpoint
 from tests.engine.driver import Driver
 from tests.engine.modeling.test_ranks import FIXTURES, MODEL, WIDE, say, settings_of

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shared.messages.steps import TokenLogprobs
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 from tests.engine.checkpoints import (
     KERNELS,
     VARIANTS,

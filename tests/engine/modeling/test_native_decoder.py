@@ -18,7 +18,7 @@ from engine.execution.runner import ModelRunner
 from engine.loading.load import load_runner
 from engine.weights.plain import DummyWeights
 from shared.config import Settings
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 from tests.engine.checkpoints import random_prompt
 from tests.engine.driver import Driver
 from tests.kernels.natives import load_build

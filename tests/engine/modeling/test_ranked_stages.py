@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engine.loading.load import load_runner
-from services.worker.ranks import RankGroup
+from services.worker.groups.ranks import RankGroup
 from shared.config import Settings
 from shared.errors import ConfigError, FatalError
 from tests.engine.checkpoints import save_checkpoint

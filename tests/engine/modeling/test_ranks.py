@@ -12,11 +12,11 @@ import pytest
 
 from engine.execution.runner import ModelRunner
 from engine.loading.load import load_runner
-from services.worker.ranks import RankGroup, WatchedRanks
+from services.worker.groups.ranks import RankGroup, WatchedRanks
 from shared.config import Settings
 from shared.errors import FatalError
 from shared.messages.steps import TokenLogprobs
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 from tests.engine.checkpoints import random_prompt, save_checkpoint
 from tests.engine.driver import Driver
 from tests.engine.ranks import ranked

@@ -23,13 +23,13 @@ from engine.loading.backend import choose_backend
 from engine.loading.load import load_runner
 from engine.loading.torch_ranks import MEETING, build_torch_part, distributed, make_backend, meet
 from engine.modeling.batch import StepBatch
-from engine.modeling.dual_batch import DualBatch
+from engine.modeling.torch_decoder.dual_batch import DualBatch
 from engine.weights.source import open_weights
-from services.worker import rank_processes
-from services.worker.rank_processes import link_pair
+from services.worker.groups import rank_processes
+from services.worker.groups.rank_processes import link_pair
 from shared.config import Settings
 from shared.errors import ConfigError, FatalError
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 from tests.engine.checkpoints import save_checkpoint
 from tests.engine.driver import GREEDY, Driver
 from tests.engine.modeling.test_ranks import (
@@ -271,7 +271,7 @@ def prompt_of(length: int) -> StepBatch:
 
 def assert_ranks_on_gpus_say_the_same(**changes: Any) -> None:
     """Processes of their own: a fork has no GPU."""
-    from scripts.bench.ranks import grouped
+    from scripts.bench.ranks.ranks import grouped
 
     settings = settings_of(MODEL, device="cuda", kernels="auto", dtype="float32")
     wanted = [tokens for tokens, *_ in say(load_runner(settings, has_windows=False))]

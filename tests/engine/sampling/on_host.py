@@ -19,7 +19,7 @@ from engine.sampling.proposals import Proposals
 from engine.sampling.sampler import Sampler
 from engine.sampling.target import Target, select_target
 from kernels.interface import SamplingKernels
-from kernels.ops.noise import ACCEPT_STREAM, RECOVER_STREAM
+from kernels.ops.sampling.noise import ACCEPT_STREAM, RECOVER_STREAM
 
 NOTHING = float("-inf")
 

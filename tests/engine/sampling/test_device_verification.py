@@ -18,7 +18,7 @@ from engine.sampling.proposals import Proposals, certain_proposals
 from engine.sampling.sampler import Sampler
 from engine.sampling.verification import Verification
 from kernels.interface import reference_kernels
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 from tests.engine.sampling.on_host import verify_on_host
 
 VOCAB, LONGEST = 40, 24

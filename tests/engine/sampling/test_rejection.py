@@ -18,11 +18,11 @@ from engine.sampling.processing import SampleBatch
 from engine.sampling.proposals import certain_proposals, unpack_distributions
 from engine.sampling.sampler import MAX_PROPOSED, Sampler
 from engine.sampling.verification import Verification
-from kernels.ops import rejection as ops
+from kernels.ops.sampling import rejection as ops
 from kernels.provider import select_kernels
 from shared.messages.steps import DraftDistribution
 from shared.packing import unpack_tokens
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 from tests.engine.chi_square import p_value
 from tests.engine.sampling.test_sampler import plain_support
 

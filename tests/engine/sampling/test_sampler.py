@@ -15,9 +15,9 @@ from engine.sampling.columns import SamplingColumns
 from engine.sampling.logprobs import read_scores, score
 from engine.sampling.processing import SampleBatch, process_logits
 from engine.sampling.sampler import Sampler
-from kernels.ops.noise import gumbel_noise, row_keys
+from kernels.ops.sampling.noise import gumbel_noise, row_keys
 from kernels.provider import select_kernels
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 
 VOCAB = 300
 NEVER = float("-inf")

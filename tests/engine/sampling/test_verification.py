@@ -15,11 +15,11 @@ from torch import Tensor
 
 from engine.execution.runner import ModelRunner
 from engine.sampling.proposals import certain
-from kernels.ops.bad_words import forbid_words
+from kernels.ops.sampling.bad_words import forbid_words
 from shared.errors import FatalError
 from shared.messages.steps import DraftDistribution, Refusal
 from shared.packing import pack_tokens
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 from tests.engine.checkpoints import KERNELS, VOCAB, make_runner, random_prompt, save_checkpoint
 from tests.engine.driver import Driver, Live
 

@@ -21,7 +21,7 @@ from kernels.ops import digest
 from kernels.ops.digest import Sums
 from shared.config import Settings
 from shared.messages.fingerprint import Fingerprint, difference
-from shared.text_digest import text_fingerprint
+from shared.text.text_digest import text_fingerprint
 from tests.kernels.natives import BUILDS, load_build
 
 MODEL = Path(__file__).resolve().parents[3] / "models" / "pageant-stories-draft"

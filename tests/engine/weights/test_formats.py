@@ -10,9 +10,9 @@ import torch
 from engine.description.spec import AttentionSpec
 from engine.modeling.kv_pool import KVLayout, KVPool
 from engine.weights.formats import Formats, resolve_device, resolve_formats
-from kernels.ops.codes import INT4
-from kernels.ops.kv_cache import FP8S
-from kernels.ops.kv_store import store_kv
+from kernels.ops.attention.kv_cache import FP8S
+from kernels.ops.attention.kv_store import store_kv
+from kernels.ops.linears.codes import INT4
 from shared.config import Settings
 from shared.errors import ConfigError
 

@@ -12,16 +12,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine.description.reading import read_config
-from engine.modeling.assembly import build_decoder
 from engine.modeling.batch import StepBatch
-from engine.modeling.decoder import Decoder
-from engine.modeling.layer_weights import LayerCache
-from engine.modeling.native import NativeDecoder, build_native
+from engine.modeling.native.decoder import NativeDecoder, build_native
+from engine.modeling.torch_decoder.assembly import build_decoder
+from engine.modeling.torch_decoder.decoder import Decoder
+from engine.modeling.torch_decoder.layer_weights import LayerCache
 from engine.weights.formats import Formats
 from engine.weights.quantised.reading import read_quantisation
 from engine.weights.source import Checkpoint
 from kernels.interface import reference_kernels
-from kernels.ops.kv_cache import FP8, FP8S
+from kernels.ops.attention.kv_cache import FP8, FP8S
 from shared.errors import ModelError
 from tests.engine.checkpoints import COMMON, random_prompt, save_checkpoint
 from tests.kernels.natives import load_build

@@ -24,7 +24,7 @@ from services.scheduler.main import make as make_scheduler
 from services.store.main import make as make_store
 from services.tokenizer.actor import TokenizerActor
 from services.worker.actor import WorkerActor
-from services.worker.steps import InlineSteps
+from services.worker.plans.steps import InlineSteps
 from shared.actor import Actor
 from shared.config import Settings
 from shared.messages import (
@@ -48,10 +48,10 @@ from shared.messages import (
     WorkerCapacity,
     schema_hash,
 )
-from shared.model_source import resolve_model_dir
 from shared.packing import pack_tokens
-from shared.sampling import GenerationDefaults, SamplingParams
-from shared.tokenization import load_tokenizer
+from shared.requests.sampling import GenerationDefaults, SamplingParams
+from shared.text.model_source import resolve_model_dir
+from shared.text.tokenization import load_tokenizer
 from shared.transport import MemoryTransport
 
 NEVER = 1e6  # seconds: no timer of an actor goes off meanwhile

@@ -9,12 +9,12 @@ import pytest
 from services.gateway.streams.stream import Stream
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.policy import Policy
-from shared import deadlines
-from shared.clock import steady_time
-from shared.deadlines import received, sent
+from shared.clocks import deadlines
+from shared.clocks.clock import steady_time
+from shared.clocks.deadlines import received, sent
 from shared.messages import AddRequest, AttachRequest, RequestHeader, TokenizeRequest
 from shared.packing import pack_tokens
-from shared.sampling import GenerationDefaults, SamplingParams
+from shared.requests.sampling import GenerationDefaults, SamplingParams
 from tests.unit.scheduler.fake_worker import capacity
 
 DAYS = 10 * 86400.0

@@ -25,9 +25,9 @@ from shared.actor.status import read_status
 from shared.actor.watchdog import Watchdog
 from shared.config import Settings
 from shared.errors import ConfigError, FatalError
-from shared.exit_status import EXIT_CONFIG, EXIT_FATAL
-from shared.losses import INCIDENT, STATUS, losses
 from shared.messages import DetokenizerInbox, Refused, Roster, ServiceName, Tick, TokenBatch
+from shared.processes.exit_status import EXIT_CONFIG, EXIT_FATAL
+from shared.processes.losses import INCIDENT, STATUS, losses
 from shared.transport import MemoryTransport
 
 ROOT = Path(__file__).resolve().parents[3]

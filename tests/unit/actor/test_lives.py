@@ -19,8 +19,8 @@ from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.policy import Policy
 from shared.actor import LifePhase, MemberActor
 from shared.actor.actor import Handlers
+from shared.clocks.epochs import LIMIT, MAX_LEAP, SPAN, EpochFollower, life_of
 from shared.config import Settings
-from shared.epochs import LIMIT, MAX_LEAP, SPAN, EpochFollower, life_of
 from shared.errors import ProtocolError
 from shared.messages import (
     FetchBlocks,

@@ -11,7 +11,7 @@ from scripts.bench.chaos.cases import PLAIN, adapter_cases, byte_cases, grammar_
 from scripts.bench.chaos.streams import StreamOutput, differences
 from scripts.bench.common.tokens import MODEL
 from shared.automata.compiling import Compiler
-from shared.grammar import Grammar, GrammarKind
+from shared.requests.grammar import Grammar, GrammarKind
 
 PER_KIND = 8
 

@@ -35,7 +35,7 @@ from scripts.bench.peers.figures import best_peer, engine_table, floor_line, mem
 from scripts.bench.peers.main import arguments
 from scripts.bench.peers.rounds import EngineRecord, EngineRun, PeerContest
 from scripts.bench.peers.workloads import WORKLOADS
-from shared.proc import stat
+from shared.processes.proc import stat
 
 VOCAB = 32_000
 FAKE = """

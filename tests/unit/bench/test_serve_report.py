@@ -13,7 +13,7 @@ from services.cli.bench.generator import RequestOutcome
 from services.cli.bench.options import ServeOptions
 from services.cli.bench.report import RunOptions, as_json, block, figures, report_of
 from services.cli.bench.serve import loads, rates_table, save, work_of
-from services.cli.workloads import WorkloadOptions, requests_of
+from services.cli.command_line.workloads import WorkloadOptions, requests_of
 from shared.errors import ConfigError
 from shared.metrics import Acceptance, ModelWork, Timeline
 
@@ -169,7 +169,7 @@ def test_results_are_saved_and_appended(tmp_path: Path) -> None:
 
 def test_plots_are_pictures(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="plots need matplotlib")
-    from services.cli.plots import plot_measured
+    from services.cli.display.plots import plot_measured
 
     reports = [report_of(RunOptions(HOW, WorkloadOptions(request_rate=rate), "m"), OUTCOMES, Acceptance())
                for rate in (1.0, 2.0, math.inf)]  # fmt: skip

@@ -7,7 +7,7 @@ from scripts.bench.common.tokens import Speech
 from shared.config import Settings
 from shared.messages import AdmittedSequence, StepPlan
 from shared.packing import pack_tokens
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 
 
 def plan(step_id: int, computed: int, scheduled: int, admitted: list[AdmittedSequence]) -> StepPlan:

@@ -12,13 +12,13 @@ from unittest.mock import Mock
 import pytest
 from click.testing import CliRunner
 
-from services.cli import cluster
 from services.cli.checks.settings import examine, examine_model
-from services.cli.cluster import on_cluster
 from services.cli.main import main
-from services.cli.processes import Starter
 from services.cli.serve import JoinProgress
-from services.cli.supervisor import ChildProcess, Role, Supervisor
+from services.cli.supervision import cluster
+from services.cli.supervision.cluster import on_cluster
+from services.cli.supervision.processes import Starter
+from services.cli.supervision.supervisor import ChildProcess, Role, Supervisor
 from shared.actor.status import write_waits
 from shared.config import Settings, load_configuration
 from shared.errors import ConfigError, FatalError
@@ -31,7 +31,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, status: int, out: bytes, error: b
     """Ray is installed, and the process that asks it ends so."""
     monkeypatch.setattr(cluster, "has_ray", lambda: True)
     done = subprocess.CompletedProcess([], status, out, error)
-    monkeypatch.setattr("services.cli.cluster.subprocess.run", lambda *_, **__: done)
+    monkeypatch.setattr("services.cli.supervision.cluster.subprocess.run", lambda *_, **__: done)
 
 
 def test_without_ray_one_line_and_status_78(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def test_workers_alone_are_started_by_way_of_ray(tmp_path: Path, monkeypatch: py
         started.append(command[-1])
         return Mock(pid=1)
 
-    monkeypatch.setattr("services.cli.processes.start", start)
+    monkeypatch.setattr("services.cli.supervision.processes.start", start)
     for settings in (RAY, Settings()):
         for service in ("worker", "scheduler"):
             Starter(settings, tmp_path)(Role(service))

@@ -18,11 +18,11 @@ from services.cli.addresses import with_port
 from services.cli.checks import Finding, examine
 from services.cli.checks.models import check_model
 from services.cli.checks.settings import check_runtime, why_taken
-from services.cli.client import Figures, printable
+from services.cli.command_line.options import sampling_options, settings_options, take_sampling, take_settings
+from services.cli.display.client import Figures, printable
 from services.cli.main import main
-from services.cli.options import sampling_options, settings_options, take_sampling, take_settings
 from services.cli.serve import roles
-from services.cli.supervisor import Replicas
+from services.cli.supervision.supervisor import Replicas
 from shared.config import EngineSettings, Settings, places
 from tests.unit.cli.quantised import quantised_copy
 

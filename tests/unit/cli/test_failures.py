@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from services.cli.failures import end
+from services.cli.command_line.failures import end
 from shared.errors import ConfigError, FatalError, ModelError
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from services.cli import forking
-from services.cli.forking import Adoption, ForkedProcess, ForkServer, OwnChild
-from services.cli.processes import start
+from services.cli.supervision import forking
+from services.cli.supervision.forking import Adoption, ForkedProcess, ForkServer, OwnChild
+from services.cli.supervision.processes import start
 from services.fork_server import IMPORTS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="fork servers need Linux")
@@ -35,8 +35,8 @@ sys.exit(3)
 """
 SUPERVISOR = """
 import functools, sys, time
-from services.cli.forking import Adoption, ForkServer
-from services.cli.processes import start
+from services.cli.supervision.forking import Adoption, ForkServer
+from services.cli.supervision.processes import start
 server = ForkServer("preloaded", lambda *words: start(*words[:2], inherited=words[2]), Adoption())
 child = server.fork("program", {"OWN": sys.argv[1]}, 1, 2, lambda: sys.exit("it was not forked"))
 while not child.pid:

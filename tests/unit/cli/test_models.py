@@ -9,11 +9,11 @@ import pytest
 
 from services.cli.models.fleet import Fleet, ModelSettings
 from services.cli.models.keeper import LEAST_TURN, LOAD_SECONDS, Wakefulness
-from services.cli.supervisor import ChildProcess, OrderFailedError, Role, Supervisor
+from services.cli.supervision.supervisor import ChildProcess, OrderFailedError, Role, Supervisor
 from shared.activity import Activity, is_marked_asleep, write_activity
 from shared.config import FurtherModel, Settings, read_models
-from shared.exit_status import EXIT_CONFIG
-from shared.supervision import ModelOrder
+from shared.processes.exit_status import EXIT_CONFIG
+from shared.processes.supervision import ModelOrder
 from tests.unit.cli.test_supervisor import FakeProcess
 
 AWAKE, ASLEEP, LEAVING = Wakefulness.AWAKE, Wakefulness.ASLEEP, Wakefulness.LEAVING

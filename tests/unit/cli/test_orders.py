@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.cli.orders import MAX_ORDERS, ORDER_SECONDS, SCALE_SECONDS, Fulfilment, OrderDesk, send_order
-from services.cli.supervisor import Role, Supervisor
-from shared.supervision import ACCEPTED, BUSY, SupervisionReport, SupervisorOrder, desk_path
+from services.cli.supervision.orders import MAX_ORDERS, ORDER_SECONDS, SCALE_SECONDS, Fulfilment, OrderDesk, send_order
+from services.cli.supervision.supervisor import Role, Supervisor
+from shared.processes.supervision import ACCEPTED, BUSY, SupervisionReport, SupervisorOrder, desk_path
 from tests.unit.cli.test_supervisor import FakeProcess
 from tests.unit.test_descriptors import full_table
 

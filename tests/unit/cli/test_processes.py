@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from services.cli.processes import last_words, start
-from services.cli.supervisor import Role, Supervisor
-from shared.exit_status import EXIT_CONFIG
+from services.cli.supervision.processes import last_words, start
+from services.cli.supervision.supervisor import Role, Supervisor
+from shared.processes.exit_status import EXIT_CONFIG
 
 PATIENT = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('up', flush=True); "
 ROLE = Role("worker")
@@ -72,7 +72,7 @@ def test_children_do_not_outlive_their_parent(tmp_path: Path) -> None:
     child = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid()) + '.'); time.sleep(60)"
     parent = (
         "import os, sys, time\n"
-        "from services.cli.processes import start\n"
+        "from services.cli.supervision.processes import start\n"
         f"start([sys.executable, '-S', '-c', {child!r}], dict(os.environ))\n"
         "time.sleep(60)\n"
     )

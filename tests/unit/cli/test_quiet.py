@@ -11,7 +11,7 @@ import pytest
 
 LOGS = """
 import sys, structlog
-from shared.logging import recent_events, setup_logging
+from shared.processes.logging import recent_events, setup_logging
 setup_logging("worker", "worker-1", level=sys.argv[1], format=sys.argv[2])
 log = structlog.get_logger()
 log.info("quiet_event")

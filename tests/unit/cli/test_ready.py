@@ -12,8 +12,8 @@ import pytest
 
 from services.cli import serve
 from services.cli.addresses import ready_block
-from services.cli.processes import Starter
-from services.cli.supervisor import Role, Supervisor
+from services.cli.supervision.processes import Starter
+from services.cli.supervision.supervisor import Role, Supervisor
 from shared.actor.status import words_path, write_last_words
 from shared.config import DeploymentSettings, Settings
 from tests.unit.cli.test_supervisor import FakeProcess

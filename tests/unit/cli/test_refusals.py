@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from services.cli.main import main
-from services.cli.supervisor import Supervisor
+from services.cli.supervision.supervisor import Supervisor
 from tests.unit.cli.quantised import quantised_copy
 
 ROOT = Path(__file__).resolve().parents[3]

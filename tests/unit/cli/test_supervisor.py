@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.cli.supervisor import (
+from services.cli.supervision.supervisor import (
     FIRST_DELAY,
     LEAVE,
     LONG_LIFE,
@@ -16,7 +16,7 @@ from services.cli.supervisor import (
     Supervisor,
     rolling_restart,
 )
-from shared.exit_status import EXIT_CONFIG
+from shared.processes.exit_status import EXIT_CONFIG
 
 GATEWAY, WORKER = Role("gateway"), Role("worker")
 WORDS: dict[int, str] = {LEAVE: "ask", STOP: "terminate"}

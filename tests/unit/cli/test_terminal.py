@@ -19,11 +19,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from services.cli import terminal
-from services.cli.client import Figures
+from services.cli.display import terminal
+from services.cli.display.client import Figures
+from services.cli.display.terminal import history_path, line_editing
+from services.cli.display.top import MetricsReader, MetricsSample, View, seconds
 from services.cli.main import main
-from services.cli.terminal import history_path, line_editing
-from services.cli.top import MetricsReader, MetricsSample, View, seconds
 from shared.exposition import RequestMeter, exposition
 
 
@@ -74,7 +74,7 @@ def test_a_history_that_cannot_be_kept_costs_nothing(tmp_path: Path) -> None:
 CONTROL = re.compile(rb"\x1b\[[?0-9;]*[A-Za-z]")
 CHAT = """
 import sys
-from services.cli import terminal
+from services.cli.display import terminal
 class Client:
     address = "here"
     def generate(self, sampling, write, chat):
@@ -185,6 +185,6 @@ def test_vllm_s_buckets_are_still_there() -> None:
 
 def test_click_is_what_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(click, "prompt", lambda text, hide_input, err: "typed" if hide_input and err else "shown")
-    from services.cli.top import ask_key
+    from services.cli.display.top import ask_key
 
     assert ask_key() == "typed"

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from services.cli.display.top import MetricsSample, View, lines
 from services.cli.main import main
-from services.cli.top import MetricsSample, View, lines
 from shared.exposition import EngineCollector, ProcessState, RequestMeter, ServiceCollector, exposition
 from shared.messages import Load, Member, ServiceName, WorkerLoad
 

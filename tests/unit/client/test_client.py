@@ -11,7 +11,6 @@ import pytest
 
 from shared.client import CallError, Client
 from shared.errors import RejectCode
-from shared.latency import LatencyTracker
 from shared.messages import (
     AbortRequest,
     DecodeRequest,
@@ -22,7 +21,8 @@ from shared.messages import (
     TokenLogprobs,
 )
 from shared.packing import pack_tokens, unpack_tokens
-from shared.phases import NUM_MISSES, Miss, Phase
+from shared.tracing.latency import LatencyTracker
+from shared.tracing.phases import NUM_MISSES, Miss, Phase
 from tests.unit.gateway.troupe import LAST, FakeTroupe, front, until
 
 

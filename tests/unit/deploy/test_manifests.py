@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from services.cli.processes import PLACES
+from services.cli.supervision.processes import PLACES
 from services.gateway.access.auth import make_access
 from shared.config import Settings, load_settings
 from shared.transport.keys import load_keys

@@ -12,7 +12,7 @@ from tokenizers.models import BPE
 
 from services.detokenizer.decoder import DecoderFactory
 from shared.messages import OpenStream, RequestHeader
-from shared.tokenization import ModelTokenizer, load_tokenizer
+from shared.text.tokenization import ModelTokenizer, load_tokenizer
 
 BUNDLED = Path(__file__).resolve().parents[3] / "models" / "pageant-stories"
 

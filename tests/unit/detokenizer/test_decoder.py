@@ -14,8 +14,8 @@ from tokenizers.decoders import Metaspace, WordPiece
 from tokenizers.models import WordLevel
 
 from services.detokenizer.decoder import REPLACEMENT, DecoderFactory, PieceDecoder, TextDecoder, WindowDecoder
-from shared.pieces import make_pieces
-from shared.tokenization import ModelTokenizer
+from shared.text.pieces import make_pieces
+from shared.text.tokenization import ModelTokenizer
 from tests.unit.detokenizer.models import BUNDLED, factory, texts, token_ids, tokenizer
 
 relaxed = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))

@@ -17,7 +17,7 @@ from shared.messages import (
     StreamLost,
     TokenBatch,
 )
-from shared.phases import NUM_PHASES, Phase
+from shared.tracing.phases import NUM_PHASES, Phase
 from tests.unit.detokenizer.models import BUNDLED, factory, opened, tokenizer
 
 

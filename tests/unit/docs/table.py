@@ -103,7 +103,7 @@ TABLE: dict[str, How] = {
     # -- tests and modules
     "pytest": RunBy("scripts/test", "pytest"),
     "python -m examples.": RunBy("tests/system/test_examples.py", "examples."),
-    "python -m services.": RunBy("services/cli/processes.py", "services."),
+    "python -m services.": RunBy("services/cli/supervision/processes.py", "services."),
     "python -m scripts.demo_model": Needs("a corpus and hours"),
 }
 

@@ -9,7 +9,7 @@ from services.draft.proposer import Guess
 from shared.errors import ProtocolError
 from shared.messages import AdmittedSequence, DraftCapacity, DraftUpdate
 from shared.packing import pack_tokens, unpack_tokens
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 
 FORBIDDEN = 666  # a token that the counting proposer cannot follow
 

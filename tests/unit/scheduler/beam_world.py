@@ -8,10 +8,10 @@ from typing import Any
 
 from services.scheduler.state.beam_search import BeamOutput, BeamSearch, Hypothesis, LengthBounds
 from services.scheduler.state.policy import Policy
-from shared.beam import Beam
 from shared.messages import StepPlan, StepResult, TokenLogprobs, WorkerCapacity
 from shared.packing import unpack_tokens
-from shared.sampling import SamplingParams
+from shared.requests.beam import Beam
+from shared.requests.sampling import SamplingParams
 from tests.unit.scheduler.fake_worker import VOCAB, FakeWorker
 from tests.unit.scheduler.world import World
 

@@ -11,11 +11,11 @@ from itertools import chain
 
 import numpy as np
 
-from engine.execution.block_fence import BlockFence
-from engine.execution.partial import completed, without
-from engine.execution.row_states import Ints, RowStates
-from services.worker.block_desk import Arrived, BlockDesk
-from services.worker.plan_sequencer import PlanSequencer, Work
+from engine.execution.outputs.partial import completed, without
+from engine.execution.tables.block_fence import BlockFence
+from engine.execution.tables.row_states import Ints, RowStates
+from services.worker.blocks.block_desk import Arrived, BlockDesk
+from services.worker.plans.plan_sequencer import PlanSequencer, Work
 from shared.messages import (
     AdmittedSequence,
     BlocksMoved,
@@ -106,7 +106,9 @@ Content = tuple[tuple[int | str, ...] | None, ...]
 
 
 class FakeBlocks:
-    """Blocks of a fake worker's first pool, as `engine.execution.block_access.BlockAccess` has those of a real one."""
+    """Blocks of a fake worker's first pool, as `engine.execution.tables.block_access.BlockAccess` has those of a
+    real one.
+    """
 
     def __init__(self, worker: FakeWorker) -> None:
         self.space, self.block_bytes = worker.capacity.block_space, worker.capacity.block_bytes

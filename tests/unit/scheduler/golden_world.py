@@ -12,7 +12,6 @@ import msgspec
 
 from services.scheduler.load import load_of, replica_snapshot
 from services.scheduler.state.policy import Policy
-from shared.beam import Beam, EarlyStopping
 from shared.messages import (
     AddRequest,
     AdmittedSequence,
@@ -30,9 +29,10 @@ from shared.messages import (
 )
 from shared.metrics.histogram import STEP_TOKENS, Histogram
 from shared.packing import pack_tokens
-from shared.phases import NUM_PHASES
-from shared.pooling import Pooling, PoolingKind
-from shared.sampling import GenerationDefaults, SamplingParams
+from shared.requests.beam import Beam, EarlyStopping
+from shared.requests.pooling import Pooling, PoolingKind
+from shared.requests.sampling import GenerationDefaults, SamplingParams
+from shared.tracing.phases import NUM_PHASES
 from tests.unit.scheduler.beam_world import BeamWorker, BeamWorld
 from tests.unit.scheduler.fake_worker import capacity
 

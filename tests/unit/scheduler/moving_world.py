@@ -10,8 +10,8 @@ import random
 from collections import Counter, OrderedDict
 from typing import Any
 
-from services.worker.block_desk import Arrived
-from services.worker.mover import CORRUPT, DIFFERENT, MISSING, UNREACHABLE
+from services.worker.blocks.block_desk import Arrived
+from services.worker.blocks.mover import CORRUPT, DIFFERENT, MISSING, UNREACHABLE
 from shared.messages import (
     BlocksMoved,
     DropBlocks,

@@ -15,7 +15,7 @@ from services.scheduler.consistency.results import StepLost
 from services.scheduler.invariants import check
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import MAX_PREEMPTIONS
-from services.worker.plan_sequencer import Work
+from services.worker.plans.plan_sequencer import Work
 from shared.errors import ProtocolError
 from shared.messages import BlocksMoved, Holdings, SlidingPlan, StepPlan, StepResult, WorkerCapacity
 from tests.unit.scheduler.world import World

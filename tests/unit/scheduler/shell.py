@@ -20,7 +20,7 @@ from shared.messages import (
     schema_hash,
 )
 from shared.packing import pack_tokens
-from shared.sampling import GenerationDefaults, SamplingParams
+from shared.requests.sampling import GenerationDefaults, SamplingParams
 from shared.transport import MemoryTransport
 from tests.unit.scheduler.fake_worker import FakeWorker, capacity
 

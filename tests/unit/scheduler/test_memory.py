@@ -27,8 +27,8 @@ from shared.messages import (
     WorkerCapacity,
 )
 from shared.packing import pack_tokens
-from shared.phases import NUM_PHASES
-from shared.sampling import GenerationDefaults, SamplingParams
+from shared.requests.sampling import GenerationDefaults, SamplingParams
+from shared.tracing.phases import NUM_PHASES
 from tests.unit.scheduler.fake_draft import FakeDraft
 from tests.unit.scheduler.world import World
 

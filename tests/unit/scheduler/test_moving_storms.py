@@ -13,14 +13,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.execution.block_fence import PoolFence
+from engine.execution.tables.block_fence import PoolFence
 from services.scheduler.lifecycle.assignment import ReplicaAssignment
 from services.scheduler.lifecycle.moves import BlockMoves
 from services.scheduler.state.moves import ReplicaMoves
 from services.scheduler.state.open_moves import OpenMove
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Sequence
-from services.worker.block_desk import Arrived, BlockDesk
+from services.worker.blocks.block_desk import Arrived, BlockDesk
 from shared.messages import BlocksMoved, FetchBlocks, LookUpBlocks
 from tests.unit.scheduler.moving_storm import MOVED, MovingStorm
 from tests.unit.scheduler.test_seeded_faults import events_until_caught

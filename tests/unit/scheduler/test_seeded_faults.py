@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.execution.block_fence import BlockFence, PoolFence
-from engine.execution.row_states import Ints, RowStates
+from engine.execution.tables.block_fence import BlockFence, PoolFence
+from engine.execution.tables.row_states import Ints, RowStates
 from services.scheduler.blocks.block_pool import BlockPool
 from services.scheduler.blocks.sliding import SlidingBlocks
 from services.scheduler.blocks.snapshots import Snapshot, Snapshots
@@ -29,7 +29,7 @@ from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Sequence as SequenceState
 from services.scheduler.state.sequence import Status
 from services.scheduler.state.step import Step
-from services.worker.plan_sequencer import PlanSequencer, Work
+from services.worker.plans.plan_sequencer import PlanSequencer, Work
 from shared.errors import FatalError
 from shared.messages import SlidingPlan, StepPlan, StepResult
 from tests.unit.scheduler.storm import (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from services.scheduler.main import make
-from shared.clock import steady_time
+from shared.clocks.clock import steady_time
 from shared.config import Settings
 from shared.errors import RejectCode
 from shared.messages import (
@@ -36,7 +36,7 @@ from shared.messages import (
 from shared.messages.control import PeerGone
 from shared.messages.inboxes import DetokenizerInbox
 from shared.packing import pack_tokens
-from shared.sampling import GenerationDefaults, SamplingParams
+from shared.requests.sampling import GenerationDefaults, SamplingParams
 from shared.transport import Inbox, MemoryTransport
 from tests.unit.scheduler.fake_worker import FakeWorker, capacity, next_token
 

@@ -8,7 +8,7 @@ import pytest
 
 from services.scheduler.sleep import ModelSleep
 from shared.activity import Activity, mark_asleep, read_activity, write_activity
-from shared.clock import steady_time
+from shared.clocks.clock import steady_time
 from shared.errors import RejectCode
 from shared.messages import (
     AbortRequest,
@@ -26,8 +26,8 @@ from shared.messages import (
     Tick,
 )
 from shared.packing import pack_tokens
-from shared.phases import NUM_PHASES, Phase
-from shared.sampling import GenerationDefaults, SamplingParams
+from shared.requests.sampling import GenerationDefaults, SamplingParams
+from shared.tracing.phases import NUM_PHASES, Phase
 from tests.unit.scheduler.shell import Shell
 
 

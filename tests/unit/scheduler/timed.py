@@ -7,8 +7,8 @@ from typing import Any
 from services.scheduler.state.policy import Policy
 from shared.messages import AddRequest, LatencyBreakdown, RequestHeader, TokenBatch
 from shared.packing import pack_tokens
-from shared.phases import NUM_PHASES, Miss, Phase
-from shared.sampling import GenerationDefaults, SamplingParams
+from shared.requests.sampling import GenerationDefaults, SamplingParams
+from shared.tracing.phases import NUM_PHASES, Miss, Phase
 from tests.unit.scheduler.world import World, expected
 
 STEP = 0.01  # seconds, as `World.answer` has it

@@ -11,7 +11,7 @@ from services.scheduler.state.policy import Policy
 from shared.errors import RejectCode
 from shared.messages import Adapter, AddRequest, DraftUpdate, FinishReason, RequestHeader, StepPlan, WorkerCapacity
 from shared.packing import pack_tokens
-from shared.sampling import GenerationDefaults, SamplingParams
+from shared.requests.sampling import GenerationDefaults, SamplingParams
 from tests.unit.scheduler.fake_draft import FakeDraft
 from tests.unit.scheduler.fake_worker import FakeWorker, capacity, next_token
 

@@ -11,12 +11,12 @@ import pytest
 
 from services.simulator.fitting import read_recording
 from services.worker.main import make_steps
-from services.worker.recording import RecordedRunner
-from services.worker.steps import StepComputation, ThreadSteps
+from services.worker.plans.recording import RecordedRunner
+from services.worker.plans.steps import StepComputation, ThreadSteps
 from shared.config import Settings
-from shared.losses import STEPS, losses
 from shared.messages import StepPlan, StepResult
 from shared.metrics.steps import StepWork
+from shared.processes.losses import STEPS, losses
 from shared.transport import MemoryTransport
 
 

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from services.store.arena import BlockArena
-from services.worker.mover import patience
+from services.worker.blocks.mover import patience
 from shared.data_link import client
 from shared.data_link.addresses import ENDING, TCP, UNIX, listening_at, listening_at_port, listening_near, objection
 from shared.data_link.client import CorruptBlockError, DataLinks

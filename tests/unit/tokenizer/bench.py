@@ -27,7 +27,7 @@ from shared.messages import (
     ServiceName,
     TokenizeRequest,
 )
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 from shared.transport import MemoryTransport
 from tests.unit.detokenizer.models import tokenizer
 

@@ -10,7 +10,7 @@ import pytest
 
 from services.tokenizer.lanes import LONG_TEXT
 from services.tokenizer.renderers import NUM_RENDERERS
-from shared.clock import steady_time
+from shared.clocks.clock import steady_time
 from shared.errors import RejectCode
 from shared.messages import (
     AbortRequest,
@@ -24,7 +24,7 @@ from shared.messages import (
     TokenizeRequest,
 )
 from shared.packing import pack_tokens, unpack_tokens
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 from tests.unit.tokenizer.bench import GATEWAY, TEMPLATE, bench, chat, header, text
 
 

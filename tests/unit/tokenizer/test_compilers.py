@@ -22,9 +22,9 @@ from services.tokenizer.compilers import CompilerPool
 from services.tokenizer.frames import Compilation, CompileJob
 from shared.automata.compiling import Compiler
 from shared.errors import RejectCode, RequestError
-from shared.grammar import MAX_CHOICES, MAX_GRAMMAR_BYTES, Grammar, GrammarKind
-from shared.idle_time import LEAST_URGENT
-from shared.proc import TICK
+from shared.processes.idle_time import LEAST_URGENT
+from shared.processes.proc import TICK
+from shared.requests.grammar import MAX_CHOICES, MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 
 K = GrammarKind
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shared.errors import ModelError
-from shared.tokenization import load_tokenizer
+from shared.text.tokenization import load_tokenizer
 from tests.unit.detokenizer.models import BUNDLED, tokenizer
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from services.tokenizer.compilers import CompilerPool
 from services.tokenizer.frames import Compilation, CompileJob
-from shared.clock import steady_time
+from shared.clocks.clock import steady_time
 from shared.errors import RejectCode
-from shared.grammar import Grammar, GrammarKind
 from shared.messages import AddRequest, RequestHeader, RequestRejected, TokenizeRequest
 from shared.packing import pack_tokens
-from shared.sampling import SamplingParams
+from shared.requests.grammar import Grammar, GrammarKind
+from shared.requests.sampling import SamplingParams
 from tests.unit.tokenizer.bench import GATEWAY, Bench, bench
 
 LONGER = 1.0  # seconds: twice as long as requests were let wait once

@@ -8,7 +8,7 @@ import sys
 
 import msgspec
 
-from services.worker.group_sockets import close_all, wait_for_group
+from services.worker.groups.group_sockets import close_all, wait_for_group
 from shared.ranks.channel import Channel
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.execution.block_fence import BlockFence
-from engine.execution.partial import completed, without
+from engine.execution.outputs.partial import completed, without
+from engine.execution.tables.block_fence import BlockFence
 from shared.block_digest import digest_blocks
 from shared.messages import (
     AdmittedSequence,
@@ -17,7 +17,7 @@ from shared.messages import (
     StepResult,
 )
 from shared.packing import pack_tokens
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 
 SIZE = 4
 

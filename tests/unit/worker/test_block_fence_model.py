@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.execution.block_fence import BlockFence
+from engine.execution.tables.block_fence import BlockFence
 from shared.block_digest import digest_blocks
 from shared.errors import FatalError
 from shared.messages import Refusal, SlidingPlan, StepPlan

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from services.worker import rank_processes
-from services.worker.group_sockets import group_socket_pair, send_group, wait_for_group
-from services.worker.rank_processes import MOST_GROUPS, LastingRanks, StartedRanks
+from services.worker.groups import rank_processes
+from services.worker.groups.group_sockets import group_socket_pair, send_group, wait_for_group
+from services.worker.groups.rank_processes import MOST_GROUPS, LastingRanks, StartedRanks
 from shared.config import Settings
 from shared.ranks.channel import Channel
 from tests.unit.worker.idle_rank import Joined

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from services.worker.overlapped import OverlappedSteps
+from services.worker.plans.overlapped import OverlappedSteps
 from shared.messages import Holdings, Message, ReportHoldings, StepPlan, StepResult
 from shared.transport.memory import MemoryOutbox, MemoryTransport
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from services.worker.pipelined import PipelinedComputation
-from services.worker.steps import ThreadSteps
+from services.worker.plans.pipelined import PipelinedComputation
+from services.worker.plans.steps import ThreadSteps
 from shared.messages import Holdings, ReportHoldings, StepPlan, StepResult
 from tests.unit.worker.test_overlapped import Line
 from tests.unit.worker.test_plan_parts import decode

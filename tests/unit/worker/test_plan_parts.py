@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.worker.plan_parts import PlanDivider, join_results
+from services.worker.plans.plan_parts import PlanDivider, join_results
 from shared.messages import (
     AdmittedSequence,
     DraftDistribution,
@@ -19,7 +19,7 @@ from shared.messages import (
     StepResult,
     TokenLogprobs,
 )
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 
 COLUMNS = (
     *("rows", "num_computed_tokens", "num_scheduled_tokens", "num_new_blocks", "new_block_ids"),

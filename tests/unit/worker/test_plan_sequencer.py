@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.worker.plan_sequencer import PlanSequencer
+from services.worker.plans.plan_sequencer import PlanSequencer
 from shared.messages import Holdings, ReportHoldings, StepPlan
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.worker.checks import check_plan
-from services.worker.progress import PATIENCE, StepWatch
-from services.worker.steps import StepComputation, ThreadSteps
+from services.worker.plans.checks import check_plan
+from services.worker.plans.progress import PATIENCE, StepWatch
+from services.worker.plans.steps import StepComputation, ThreadSteps
 from shared.errors import ProtocolError
 from shared.messages import AdmittedSequence, SlidingPlan, SlidingPool, StepPlan, StepResult, WorkerCapacity
 from shared.packing import pack_tokens
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 from shared.transport import MemoryTransport
 
 TIMEOUT = 5.0

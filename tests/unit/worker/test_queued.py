@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from services.worker.block_desk import BlockDesk
-from services.worker.queued import QueuedPlans
+from services.worker.blocks.block_desk import BlockDesk
+from services.worker.plans.queued import QueuedPlans
 from shared.messages import BlocksMoved, Holdings, Message, OfferBlocks, ReportHoldings, StepPlan, StepResult
 from shared.transport.memory import MemoryOutbox, MemoryTransport
 

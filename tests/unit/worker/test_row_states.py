@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.execution.row_states import Ints, RowStates
+from engine.execution.tables.row_states import Ints, RowStates
 from shared.messages import StepPlan
 
 ROWS, SNAPSHOTS = 4, 3

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from services.worker.served import ServedBlocks
+from services.worker.blocks.served import ServedBlocks
 from shared.data_link.frames import checksum
 
 SPACE = b"s" * 16

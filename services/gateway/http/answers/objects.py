@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from services.gateway.streams.stream import Stream
-from shared.explanation import Explanation
+from shared.tracing.explanation import Explanation
 
 encode = msgspec.json.Encoder().encode
 

@@ -8,8 +8,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from services.gateway.streams.stream import Stream
-from shared.latency import milliseconds
-from shared.phases import QUEUE, Phase
+from shared.tracing.latency import milliseconds
+from shared.tracing.phases import QUEUE, Phase
 
 GENERATING = (Phase.DECODE, Phase.DRAFT_WAIT, Phase.PREEMPTED, Phase.RECOMPUTE)
 

@@ -15,8 +15,8 @@ import structlog
 from services.gateway.access.connections import Connections, source_of
 from services.gateway.http.connection.protocol import BoundedProtocol, whole_response
 from services.gateway.http.errors.failures import error_body
-from shared.descriptors import is_exhausted
 from shared.errors import ConfigError, RejectCode, RequestError
+from shared.processes.descriptors import is_exhausted
 from shared.transport.link import worth_a_line
 
 BACKLOG = 2048

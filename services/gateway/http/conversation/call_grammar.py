@@ -14,7 +14,7 @@ from services.gateway.http.parsing.parts import ArgumentStyle, CallFormat
 from services.gateway.http.parsing.values import is_always_text, types_of
 from services.gateway.http.requests.closed_objects import closed
 from shared.errors import RequestError
-from shared.grammar import JSON_OPTIONS, OPTIONS_KEY, Grammar, GrammarKind
+from shared.requests.grammar import JSON_OPTIONS, OPTIONS_KEY, Grammar, GrammarKind
 
 MAX_CALLS = 16  # of one answer
 MAX_GAP = 4  # characters

@@ -16,7 +16,7 @@ from services.gateway.http.parsing.registry import (
 )
 from services.gateway.http.requests.formats import AnswerFormats
 from shared.messages import ChatMessage, ChatOptions
-from shared.reasoning import ReasoningMeter, ThinkingBudget
+from shared.requests.reasoning import ReasoningMeter, ThinkingBudget
 
 
 class Conversation(msgspec.Struct, kw_only=True):

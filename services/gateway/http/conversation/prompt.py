@@ -11,9 +11,9 @@ from services.gateway.http.parsing.registry import IN_SPECIAL_TOKENS, make_tool_
 from services.gateway.http.requests.formats import AnswerFormats
 from services.gateway.http.requests.reading import converted, field_error
 from services.gateway.http.requests.thinking import unlimited_thinking
-from shared.grammar import Grammar
 from shared.messages import ChatMessage, ToolCall
-from shared.reasoning import ThinkingBudget
+from shared.requests.grammar import Grammar
+from shared.requests.reasoning import ThinkingBudget
 
 TEXT_PARTS = ("text", "input_text", "output_text")
 ROLES = {"developer": "system"}  # OpenAI's newer name, which templates do not know

@@ -9,7 +9,7 @@ from services.gateway.http.parsing.parts import CallArguments, CallBegun, Part, 
 from services.gateway.http.parsing.registry import OutputParser
 from services.gateway.streams.stream import Stream, StreamDelta
 from shared.messages import FinishReason, SequenceText
-from shared.reasoning import ReasoningMeter
+from shared.requests.reasoning import ReasoningMeter
 
 
 class AnswerReader:

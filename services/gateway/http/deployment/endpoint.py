@@ -16,7 +16,7 @@ from services.gateway.http.requests.gate import Gate
 from services.gateway.http.requests.reading import field_error
 from shared.errors import RequestError
 from shared.messages import Load
-from shared.supervision import FEWEST, SupervisorOrder
+from shared.processes.supervision import FEWEST, SupervisorOrder
 from shared.version import VERSION
 
 LOAD_TIMEOUT = 0.5  # seconds

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from shared.errors import RejectCode, RequestError
-from shared.supervision import ACCEPTED, BUSY, SupervisionReport, SupervisorOrder, desk_path
+from shared.processes.supervision import ACCEPTED, BUSY, SupervisionReport, SupervisorOrder, desk_path
 
 ANSWER_SECONDS = 2.0  # it looks at its socket twenty times a second
 MAX_ANSWER = 1 << 20  # bytes of a report

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from shared.messages import Load, Roster, ServiceName, WorkerLoad
-from shared.supervision import SupervisionReport
+from shared.processes.supervision import SupervisionReport
 
 T = TypeVar("T", bound=msgspec.Struct)
 

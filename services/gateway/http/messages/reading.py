@@ -25,9 +25,9 @@ from services.gateway.http.requests.reading import converted, field_error
 from services.gateway.http.requests.sampling import NOTHING, refuse_impossible
 from services.gateway.http.requests.thinking import read_budget
 from shared.errors import RequestError
-from shared.grammar import Grammar
-from shared.reasoning import ThinkingBudget
-from shared.sampling import SamplingParams
+from shared.requests.grammar import Grammar
+from shared.requests.reasoning import ThinkingBudget
+from shared.requests.sampling import SamplingParams
 
 ROLES = (USER, ASSISTANT, "system")
 BILLING = "x-anthropic-billing-header:"  # how a block begins that is not for the model

@@ -17,7 +17,7 @@ from services.gateway.http.requests.reading import converted, field_error
 from services.gateway.http.requests.sampling import refuse_impossible
 from shared.errors import RequestError
 from shared.messages import ChatOptions, TokenizeRequest
-from shared.pooling import Pooling
+from shared.requests.pooling import Pooling
 
 
 class PoolingFields(msgspec.Struct, kw_only=True):

@@ -35,7 +35,7 @@ from services.gateway.http.pooling.pairs import check_pair_fields, read_pairs, r
 from services.gateway.http.requests.gate import Gate
 from services.gateway.http.requests.prompts import Prompt
 from services.gateway.http.requests.reading import field_error
-from shared.pooling import Pooling, PoolingKind
+from shared.requests.pooling import Pooling, PoolingKind
 
 
 class Scoring:

@@ -10,7 +10,7 @@ from services.gateway.http.parsing.detection import reasoning_format, tool_forma
 from services.gateway.http.parsing.registry import REASONING_FORMATS, ReasoningFormat
 from shared.config import GatewaySettings
 from shared.messages import DescribeResult
-from shared.reasoning import ReasoningTags
+from shared.requests.reasoning import ReasoningTags
 
 AUTO = "auto"
 

@@ -26,7 +26,7 @@ from shared.messages import (
     RequestHeader,
     TokenizeRequest,
 )
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 
 CALLER = "pageant.caller"  # in the scope of a request that the gateway makes itself; no client writes there
 

@@ -10,7 +10,7 @@ from services.gateway.http.requests.closed_objects import closed
 from services.gateway.http.requests.fields import GenerationBody
 from services.gateway.http.requests.reading import field_error
 from shared.errors import RequestError
-from shared.grammar import Grammar, GrammarKind
+from shared.requests.grammar import Grammar, GrammarKind
 
 GUIDED = {
     "guided_json": GrammarKind.JSON_SCHEMA,

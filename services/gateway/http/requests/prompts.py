@@ -11,7 +11,7 @@ from starlette.requests import Request
 from services.gateway.http.requests.gate import Gate
 from services.gateway.http.requests.reading import field_error
 from shared.messages import RequestHeader, TokenizeRequest
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 
 MAX_PROMPTS = 256  # in one request: each is a stream of its own
 MAX_TOKEN_ID = 2**31 - 1

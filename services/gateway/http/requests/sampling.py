@@ -11,9 +11,9 @@ from services.gateway.generation.checks import named_tokens
 from services.gateway.http.requests.fields import GenerationBody, refused_fields
 from services.gateway.http.requests.output_format import output_grammar
 from services.gateway.http.requests.reading import field_error
-from shared.beam import Beam, EarlyStopping
 from shared.errors import RequestError
-from shared.sampling import SamplingParams
+from shared.requests.beam import Beam, EarlyStopping
+from shared.requests.sampling import SamplingParams
 
 SAME = (
     "temperature", "top_k", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",

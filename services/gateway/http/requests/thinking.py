@@ -10,7 +10,7 @@ import msgspec
 from services.gateway.http.parsing.registry import THINKS, begins_inside, make_reasoning_parser
 from services.gateway.http.requests.formats import AnswerFormats
 from services.gateway.http.requests.reading import field_error
-from shared.reasoning import ThinkingBudget
+from shared.requests.reasoning import ThinkingBudget
 
 FIELD = "thinking_token_budget"  # vLLM's
 VARIABLE = "thinking_budget"  # Qwen's, of the chat template

@@ -36,7 +36,7 @@ from services.gateway.http.responses.raw import RawMessages
 from services.gateway.http.responses.store import ResponseStore, StoredResponse
 from shared.errors import RejectCode, RequestError
 from shared.messages import RequestHeader, TokenizeRequest
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 
 log = structlog.get_logger()
 

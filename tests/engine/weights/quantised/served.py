@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.description.reading import read_config
 from engine.weights.source import Checkpoint
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 from tests.engine.checkpoints import make_runner, oracle_logprobs, random_prompt
 from tests.engine.driver import Driver
 

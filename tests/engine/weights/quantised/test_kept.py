@@ -15,13 +15,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from engine.description.reading import read_config, tensors_of
-from engine.modeling.native_layers import LayerPacker
+from engine.modeling.native.layers import LayerPacker
 from engine.weights.formats import Formats
 from engine.weights.plain import DummyWeights
 from engine.weights.quantised.kept import decoded_bytes, decoded_slots, kept_slots, packed_bytes
 from engine.weights.source import Checkpoint
-from kernels.ops.codes import INT4, UINT4
-from shared.sampling import SamplingParams
+from kernels.ops.linears.codes import INT4, UINT4
+from shared.requests.sampling import SamplingParams
 from tests.engine.checkpoints import make_runner, random_prompt
 from tests.engine.driver import Driver
 from tests.engine.weights.quantised.encoders import Encoded, change_tensors, gptq, quantise

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from services.gateway.access.header import cache_salt, make_header, read_metadata, seeded
-from shared.clock import steady_time
-from shared.sampling import SamplingParams
+from shared.clocks.clock import steady_time
+from shared.requests.sampling import SamplingParams
 
 
 def test_a_trace_is_carried_on_or_begun() -> None:

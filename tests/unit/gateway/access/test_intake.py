@@ -27,9 +27,9 @@ from services.gateway.access.intake import (
 )
 from services.gateway.grpc.receiving import host_of
 from shared.config import GatewaySettings
-from shared.debts import Debts
 from shared.errors import RejectCode, RequestError
-from shared.fair_slots import FairSlots
+from shared.fairness.debts import Debts
+from shared.fairness.fair_slots import FairSlots
 from shared.messages import EncodeRequest
 from tests.unit.gateway.troupe import LAST, failure, front, until
 

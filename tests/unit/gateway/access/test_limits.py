@@ -12,11 +12,11 @@ import pytest
 from protos.pageant.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from services.gateway.access.forecast import MAX_TENANTS, MIN_SAMPLES, Forecast, Forecasts
 from services.gateway.access.limits import Admission, TenantBounds, tokens_of
-from shared.clock import steady_time
+from shared.clocks.clock import steady_time
 from shared.errors import RejectCode, RequestError
 from shared.messages import AbortRequest, ChatMessage, RequestHeader, TokenizeRequest
 from shared.packing import pack_tokens
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 from tests.unit.gateway.troupe import LAST, failure, front, until
 
 LOST_SECONDS = 15.0  # after which what a client has not been told does not come any more

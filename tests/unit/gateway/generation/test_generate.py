@@ -10,8 +10,8 @@ import pytest
 
 from protos.pageant.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from shared.errors import RejectCode
-from shared.grammar import MAX_GRAMMAR_BYTES
 from shared.messages import AbortRequest, RequestRejected, StreamLost, TokenizeRequest, TokenLogprobs
+from shared.requests.grammar import MAX_GRAMMAR_BYTES
 from tests.unit.gateway.troupe import LAST, Front, failure, front, until, without_latency
 
 

@@ -27,7 +27,7 @@ from shared.messages import (
     TokenizeRequest,
 )
 from shared.packing import pack_tokens, unpack_tokens
-from shared.sampling import GenerationDefaults, SamplingParams
+from shared.requests.sampling import GenerationDefaults, SamplingParams
 from tests.unit.gateway.troupe import LAST, Front, failure, front, without_latency
 
 NEEDED = [ServiceName.TOKENIZER, ServiceName.WORKER, ServiceName.DETOKENIZER]

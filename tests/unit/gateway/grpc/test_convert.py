@@ -13,10 +13,10 @@ from protos.pageant.v1.inference_pb2 import SamplingParams as ProtoSampling
 from services.gateway.bus.refusals import MAX_DETAIL_CHARS, details, unavailable
 from services.gateway.grpc import convert, status
 from shared.errors import RejectCode, RequestError
-from shared.grammar import Grammar, GrammarKind
 from shared.messages import RequestHeader
 from shared.packing import unpack_tokens
-from shared.sampling import SamplingParams
+from shared.requests.grammar import Grammar, GrammarKind
+from shared.requests.sampling import SamplingParams
 
 EVERYTHING: dict[str, Any] = {
     "temperature": 0.1, "top_k": -1, "top_p": 0.9, "min_p": 0.05, "frequency_penalty": 0.5, "presence_penalty": -0.5,

@@ -12,8 +12,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from protos.pageant.v1.inference_pb2 import GenerateRequest
 from services.gateway.actor import GatewayActor
 from shared.actor.status import read_status
+from shared.clocks.epochs import MAX_LEAP
 from shared.config import Settings
-from shared.epochs import MAX_LEAP
 from shared.errors import FatalError
 from shared.messages import Roster, ServiceName
 from shared.transport import Inbox, MemoryTransport

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from services.cli.orders import Fulfilment, OrderDesk
-from services.cli.supervisor import Role, Supervisor
+from services.cli.supervision.orders import Fulfilment, OrderDesk
+from services.cli.supervision.supervisor import Role, Supervisor
 from shared.messages import GetLoad, Load, MoveCounts, WorkerLoad
-from shared.supervision import desk_path
+from shared.processes.supervision import desk_path
 from tests.unit.cli.test_supervisor import FakeProcess
 from tests.unit.gateway.http.client import Http, http
 

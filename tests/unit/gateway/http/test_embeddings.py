@@ -14,7 +14,7 @@ from protos.pageant.v1 import inference_pb2
 from shared.errors import RejectCode
 from shared.messages import FinishReason, RequestRejected, TokenizeRequest
 from shared.packing import unpack_tokens
-from shared.pooling import Pooling, PoolingKind
+from shared.requests.pooling import Pooling, PoolingKind
 from tests.unit.gateway.http.client import Http, http
 from tests.unit.gateway.troupe import FakeTroupe, failure, front
 

@@ -13,9 +13,9 @@ import torch
 
 from services.gateway.http.answers.vectors import packed, shortened
 from shared.errors import RequestError
-from shared.grammar import GrammarKind
 from shared.messages import DescribeRequest, DescribeResult, FinishReason
 from shared.packing import unpack_tokens
+from shared.requests.grammar import GrammarKind
 from tests.unit.gateway.http.client import Http, http
 from tests.unit.gateway.http.test_embeddings import tell
 from tests.unit.gateway.troupe import LAST

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from shared.messages import TokenizeRequest
-from shared.pooling import Pooling, PoolingKind
+from shared.requests.pooling import Pooling, PoolingKind
 from tests.unit.gateway import troupe
 from tests.unit.gateway.http.client import Http, http
 from tests.unit.gateway.http.test_embeddings import tell

@@ -11,7 +11,7 @@ from services.gateway.streams.stream import Stream
 from shared.errors import RejectCode, RequestError
 from shared.messages import ChatMessage, ChatOptions, EncodeRequest, RequestHeader, TokenizeRequest
 from shared.messages.requests import ToolCall
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 
 
 def stream(request_id: str, size: int = 0) -> Stream:

@@ -8,12 +8,12 @@ import pytest
 import structlog
 
 from protos.pageant.v1.inference_pb2 import GenerateRequest
-from services.cli.terminal import explained
+from services.cli.display.terminal import explained
 from services.gateway.streams.latency import StreamLatency
-from shared.explanation import cause, for_clients, missed
-from shared.latency import NOTHING, LatencyTracker, arrived, checked, settled
 from shared.messages import FinishReason, LatencyBreakdown, SequenceText, TokenizeRequest
-from shared.phases import NUM_MISSES, NUM_PHASES, Miss, Phase
+from shared.tracing.explanation import cause, for_clients, missed
+from shared.tracing.latency import NOTHING, LatencyTracker, arrived, checked, settled
+from shared.tracing.phases import NUM_MISSES, NUM_PHASES, Miss, Phase
 from tests.unit.gateway.generation.test_generate import ask, drain
 from tests.unit.gateway.troupe import front
 

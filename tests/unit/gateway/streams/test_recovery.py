@@ -30,7 +30,7 @@ from shared.messages import (
     StreamLost,
     TokenizeRequest,
 )
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 
 
 class NotingBus:

@@ -13,12 +13,12 @@ from services.gateway.streams import report as module
 from services.gateway.streams.latency import StreamLatency
 from services.gateway.streams.report import StreamReport
 from services.gateway.streams.stream import Position, Stream
-from shared.clock import steady_time
+from shared.clocks.clock import steady_time
 from shared.errors import RejectCode, RequestError
 from shared.exposition import RequestMeter
 from shared.messages import AttachRequest, FinishReason, LatencyBreakdown, RequestHeader, SequenceText, TokenizeRequest
-from shared.phases import NUM_MISSES, NUM_PHASES
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
+from shared.tracing.phases import NUM_MISSES, NUM_PHASES
 
 SENT = 5000.0  # wall time at which the client sent its request
 

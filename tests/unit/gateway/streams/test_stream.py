@@ -15,7 +15,7 @@ from services.gateway.streams.stream import Position, Stream, StreamDelta
 from shared.errors import ProtocolError, RequestError
 from shared.messages import AttachRequest, FinishReason, RequestHeader, SequenceText, TokenizeRequest
 from shared.packing import pack_tokens
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 
 
 def header(request_id: str = "r", **more: Any) -> RequestHeader:

@@ -13,7 +13,7 @@ from services.scheduler.blocks.retention import Retention
 from services.scheduler.state.sequence import Request, Sequence
 from shared.messages import RequestHeader
 from shared.packing import pack_tokens
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 
 
 def test_cached_blocks_outlive_unhashed_ones() -> None:

@@ -13,7 +13,7 @@ from services.scheduler.blocks.sliding import SlidingBlocks, SlidingTable, longe
 from services.scheduler.state.policy import Policy
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import MAX_PREEMPTIONS, Sequence
-from shared.beam import Beam
+from shared.requests.beam import Beam
 from tests.unit.scheduler.beam_world import BeamWorld
 from tests.unit.scheduler.world import World
 

@@ -13,9 +13,9 @@ from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Sequence
 from services.scheduler.state.step import Step
 from shared.errors import ProtocolError
-from shared.grammar import Grammar, GrammarKind
 from shared.messages import Refusal, RefusedRow, StepResult, TokenLogprobs
-from shared.sampling import SamplingParams
+from shared.requests.grammar import Grammar, GrammarKind
+from shared.requests.sampling import SamplingParams
 
 VOCAB = 50
 ENTRY = TokenLogprobs([1], [-1.0], 1)

@@ -27,7 +27,7 @@ from shared.messages import (
     WorkerCapacity,
 )
 from shared.packing import pack_tokens
-from shared.sampling import GenerationDefaults, SamplingParams
+from shared.requests.sampling import GenerationDefaults, SamplingParams
 from tests.unit.scheduler.fake_worker import capacity
 from tests.unit.scheduler.world import World
 

@@ -10,11 +10,11 @@ import pytest
 from services.scheduler.lifecycle.beams import is_usable
 from services.scheduler.state.beam_search import BeamSearch
 from services.scheduler.state.policy import Policy
-from shared.beam import Beam, EarlyStopping
 from shared.errors import RejectCode
 from shared.messages import AddRequest, FinishReason, RequestHeader, StreamLost, TokenBatch, TokenLogprobs
 from shared.packing import pack_tokens
-from shared.sampling import GenerationDefaults, SamplingParams
+from shared.requests.beam import Beam, EarlyStopping
+from shared.requests.sampling import GenerationDefaults, SamplingParams
 from tests.unit.scheduler.beam_world import BeamWorker, BeamWorld, logprobs_of, search
 from tests.unit.scheduler.fake_worker import FakeWorker, capacity
 

@@ -10,7 +10,7 @@ import pytest
 from services.scheduler.lifecycle.parking import copy_of
 from shared.messages import AddRequest, RequestHeader, WorkerCapacity
 from shared.packing import pack_tokens
-from shared.sampling import GenerationDefaults, SamplingParams
+from shared.requests.sampling import GenerationDefaults, SamplingParams
 from tests.unit.scheduler.fake_worker import capacity
 from tests.unit.scheduler.world import World
 

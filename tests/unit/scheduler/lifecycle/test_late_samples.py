@@ -9,8 +9,8 @@ import pytest
 
 from services.scheduler.state.policy import Policy
 from shared.errors import ProtocolError, RejectCode
-from shared.grammar import Grammar, GrammarKind
 from shared.messages import AdmittedSequence, StepPlan, StepResult
+from shared.requests.grammar import Grammar, GrammarKind
 from tests.unit.scheduler.fake_worker import FakeWorker, Row, capacity
 from tests.unit.scheduler.world import World
 

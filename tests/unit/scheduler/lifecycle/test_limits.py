@@ -13,7 +13,7 @@ from services.scheduler.state.policy import Policy
 from shared.errors import RejectCode, RequestError
 from shared.messages import AddRequest, RequestHeader
 from shared.packing import pack_tokens
-from shared.sampling import GenerationDefaults, Limits, SamplingParams
+from shared.requests.sampling import GenerationDefaults, Limits, SamplingParams
 from tests.unit.scheduler.fake_worker import capacity
 from tests.unit.scheduler.world import World
 

@@ -8,7 +8,7 @@ from services.scheduler.lifecycle.parking import MAX_PARKED, PARKED_SECONDS, is_
 from shared.errors import RejectCode
 from shared.messages import AddRequest, AttachRequest, OpenStream, RequestHeader, StreamLost, TokenLogprobs
 from shared.packing import pack_tokens
-from shared.sampling import GenerationDefaults, SamplingParams
+from shared.requests.sampling import GenerationDefaults, SamplingParams
 from tests.unit.scheduler.world import World, expected
 
 PROMPT = [1, 2, 3]

@@ -8,10 +8,10 @@ import pytest
 
 from services.scheduler.state.policy import Policy
 from shared.errors import RejectCode
-from shared.grammar import Grammar, GrammarKind
 from shared.messages import AddRequest, RequestHeader
 from shared.packing import pack_tokens
-from shared.sampling import GenerationDefaults, SamplingParams
+from shared.requests.grammar import Grammar, GrammarKind
+from shared.requests.sampling import GenerationDefaults, SamplingParams
 from tests.unit.scheduler.beam_world import BeamWorld
 from tests.unit.scheduler.world import World, expected
 

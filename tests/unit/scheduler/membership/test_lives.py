@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.scheduler.membership.lives import Lives
-from shared.epochs import LIMIT, MAX_LEAP, SPAN, is_late, life_of
+from shared.clocks.epochs import LIMIT, MAX_LEAP, SPAN, is_late, life_of
 
 
 def test_each_life_is_greater_with_all_its_links(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from services.scheduler.load import load_of
 from services.scheduler.state.policy import Policy
 from services.scheduler.state.sequence import MAX_PREEMPTIONS, Sequence
 from services.scheduler.telemetry.stalls import StallWatch
-from shared.beam import Beam
 from shared.errors import RejectCode
 from shared.metrics.histogram import STEP_TOKENS, Histogram
+from shared.requests.beam import Beam
 from tests.unit.scheduler.beam_world import BeamWorld
 from tests.unit.scheduler.fake_draft import FakeDraft
 from tests.unit.scheduler.world import World

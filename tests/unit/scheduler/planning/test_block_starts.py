@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.scheduler.state.policy import Policy
-from shared.phases import Miss
+from shared.tracing.phases import Miss
 from tests.unit.scheduler.timed import Timed
 from tests.unit.scheduler.world import World
 

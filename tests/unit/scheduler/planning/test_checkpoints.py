@@ -8,9 +8,9 @@ import pytest
 
 from services.scheduler.planning.checkpoints import LEAST_BLOCKS
 from services.scheduler.state.policy import Policy
-from shared.beam import Beam
-from shared.grammar import Grammar, GrammarKind
 from shared.messages import StepPlan
+from shared.requests.beam import Beam
+from shared.requests.grammar import Grammar, GrammarKind
 from tests.unit.scheduler.beam_world import BeamWorld
 from tests.unit.scheduler.world import World
 

@@ -10,7 +10,7 @@ from services.scheduler.state.sequence import MAX_PREEMPTIONS, Status
 from shared.errors import ConfigError
 from shared.messages import AddRequest, RequestHeader
 from shared.packing import pack_tokens
-from shared.sampling import GenerationDefaults, SamplingParams
+from shared.requests.sampling import GenerationDefaults, SamplingParams
 from tests.unit.scheduler.world import World
 
 

@@ -7,8 +7,8 @@ import pytest
 from services.scheduler.planning.prefixes import MAX_PREFETCHED
 from services.scheduler.state.policy import Policy
 from services.scheduler.state.sequence import Sequence
-from shared.beam import Beam
 from shared.messages import FetchBlocks, StoreContents
+from shared.requests.beam import Beam
 from tests.unit.scheduler.beam_world import BeamWorld
 from tests.unit.scheduler.fake_worker import capacity
 from tests.unit.scheduler.moving_world import SPACES

@@ -25,8 +25,8 @@ from services.scheduler.recording.recorder import EVENTS, RecordedScheduler
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.policy import Policy
 from shared.errors import FatalError, ProtocolError
-from shared.losses import RECORDING, losses
 from shared.messages import encode
+from shared.processes.losses import RECORDING, losses
 from tests.unit.scheduler.fake_draft import FakeDraft
 from tests.unit.scheduler.fake_worker import capacity
 from tests.unit.scheduler.world import World

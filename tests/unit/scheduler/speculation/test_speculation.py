@@ -11,8 +11,8 @@ import pytest
 
 from services.scheduler.state.policy import Policy
 from shared.errors import ProtocolError
-from shared.grammar import Grammar, GrammarKind
 from shared.messages import DraftDistribution, DraftProposals, DraftUpdate, StepPlan, StepResult
+from shared.requests.grammar import Grammar, GrammarKind
 from tests.unit.scheduler.fake_draft import FakeDraft
 from tests.unit.scheduler.fake_worker import drafts_of
 from tests.unit.scheduler.world import World

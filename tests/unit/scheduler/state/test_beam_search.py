@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from services.scheduler.state.beam_search import BeamOutput, BeamSearch, Hypothesis, LengthBounds, Move
-from shared.beam import Beam, EarlyStopping
 from shared.messages import TokenLogprobs
-from shared.sampling import SamplingParams
+from shared.requests.beam import Beam, EarlyStopping
+from shared.requests.sampling import SamplingParams
 from tests.unit.scheduler.beam_world import logprobs_of, search
 
 VOCAB = 4

@@ -9,7 +9,7 @@ import pytest
 from services.scheduler.state.phases import WorkerClocks
 from services.scheduler.state.policy import Policy
 from shared.messages import AttachRequest, LatencyBreakdown
-from shared.phases import NUM_PHASES, QUEUE, Phase
+from shared.tracing.phases import NUM_PHASES, QUEUE, Phase
 from tests.unit.scheduler.fake_draft import FakeDraft
 from tests.unit.scheduler.timed import STEP, Timed
 

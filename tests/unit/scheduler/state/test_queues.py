@@ -8,7 +8,7 @@ from services.scheduler.state.fairness import Shares
 from services.scheduler.state.queues import WaitingQueue
 from services.scheduler.state.sequence import Request, Sequence
 from shared.messages import RequestHeader
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 
 arrivals = count()
 

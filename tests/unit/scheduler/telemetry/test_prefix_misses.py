@@ -7,7 +7,7 @@ import pytest
 from services.scheduler.blocks.name_times import NameTimes
 from services.scheduler.state.policy import Policy
 from services.scheduler.telemetry.prefix_misses import fingerprints
-from shared.phases import Miss
+from shared.tracing.phases import Miss
 from tests.unit.scheduler.timed import Timed
 
 BLOCK = 8

@@ -15,7 +15,7 @@ from services.worker.ray.group import ENDING, SILENCE, PlacedGroup, rank_environ
 from services.worker.ray.placed import PlacedRank, keys_digest, why_not_these_keys
 from shared.config import Settings, load_settings
 from shared.errors import FatalError
-from shared.exit_status import EXIT_CONFIG, EXIT_FATAL
+from shared.processes.exit_status import EXIT_CONFIG, EXIT_FATAL
 from shared.ranks.handshake import group_key
 
 READY = '{"status": null, "state": "READY", "words": ""}'

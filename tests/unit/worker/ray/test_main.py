@@ -19,7 +19,7 @@ from services.worker.ray.placed import RankReport
 from shared.actor.status import read_status, waits_path
 from shared.config import Settings
 from shared.errors import ConfigError
-from shared.exit_status import EXIT_FATAL
+from shared.processes.exit_status import EXIT_FATAL
 from shared.ranks.ray import NEEDS_RAY, has_ray
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)

@@ -11,9 +11,9 @@ import httpx2
 import pytest
 import structlog
 
-from shared.latency import LatencyTracker
 from shared.messages import LatencyBreakdown, TokenizeRequest, TokenLogprobs
-from shared.phases import Miss, Phase
+from shared.tracing.latency import LatencyTracker
+from shared.tracing.phases import Miss, Phase
 from tests.unit.gateway.http.client import Http, http, streaming
 from tests.unit.gateway.troupe import LAST
 

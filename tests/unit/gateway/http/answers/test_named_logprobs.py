@@ -12,7 +12,7 @@ import pytest
 from shared.errors import RequestError
 from shared.messages import TokenLogprobs
 from shared.packing import unpack_tokens
-from shared.sampling import Limits, SamplingParams, check_sampling
+from shared.requests.sampling import Limits, SamplingParams, check_sampling
 from tests.unit.gateway.http.client import Http, events, http
 from tests.unit.gateway.troupe import LAST
 

@@ -18,7 +18,7 @@ from shared.messages import (
     ToolCall,
 )
 from shared.packing import unpack_tokens
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 from tests.unit.gateway.http.client import events, http, streaming
 from tests.unit.gateway.troupe import LAST
 

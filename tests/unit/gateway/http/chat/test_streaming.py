@@ -20,7 +20,7 @@ from services.gateway.http.chat.answer import DeltaBuilder, message_of
 from services.gateway.http.conversation.reader import AnswerReader
 from services.gateway.http.parsing.registry import OutputParser, make_reasoning_parser, make_tool_parser
 from shared.messages import FinishReason, SequenceTokens
-from shared.tokenization import ModelTokenizer, load_tokenizer
+from shared.text.tokenization import ModelTokenizer, load_tokenizer
 from tests.unit.detokenizer.models import opened
 
 NUM_SPLITS = 10_000

@@ -11,7 +11,7 @@ import pytest
 
 from protos.pageant.v1.inference_pb2 import GenerateRequest
 from shared.messages import TokenizeRequest
-from shared.reasoning import ReasoningTags, ThinkingBudget
+from shared.requests.reasoning import ReasoningTags, ThinkingBudget
 from tests.unit.gateway.http.client import Http, events, http, streaming
 from tests.unit.gateway.troupe import LAST, failure, front
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from services.gateway.access.connections import FEWEST, Connections, make_connections, source_of
-from shared import descriptors
 from shared.config import GatewaySettings, load_settings
 from shared.errors import ConfigError
+from shared.processes import descriptors
 from tests.unit.gateway.http.client import Http, http
 from tests.unit.gateway.troupe import LAST, until
 

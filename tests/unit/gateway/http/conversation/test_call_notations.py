@@ -14,7 +14,7 @@ from services.gateway.http.parsing.registry import TOOL_PARSERS, make_tool_parse
 from shared.automata.automaton import make_automaton
 from shared.automata.compiling import Compiler
 from shared.automata.vocabulary import load_vocabulary
-from shared.tokenization import load_tokenizer
+from shared.text.tokenization import load_tokenizer
 from tests.integration.engine import MODEL
 from tests.unit.gateway.http.requests.test_formats import CLOCK, PARSERS, accepts
 

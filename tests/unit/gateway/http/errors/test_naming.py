@@ -16,7 +16,7 @@ from services.gateway.http.responses.objects import ResponsesBody, turns_of
 from services.gateway.http.tokens import DetokenizeBody, TokenizeBody
 from shared.errors import CONTEXT_LENGTH_EXCEEDED, RejectCode
 from shared.messages import EncodeRequest, RequestRejected
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 from tests.unit.gateway.http.client import Http, http, streaming
 from tests.unit.gateway.troupe import failure, front
 

@@ -11,8 +11,8 @@ import pytest
 
 from services.gateway.http.messages.reading import KEPT_THINKING
 from shared.errors import RejectCode
-from shared.grammar import GrammarKind
 from shared.messages import ChatOptions, FinishReason, RequestRejected
+from shared.requests.grammar import GrammarKind
 from tests.unit.gateway.http.client import http
 from tests.unit.gateway.http.official import PARSERS, answered, anthropic_client
 from tests.unit.gateway.troupe import LAST

@@ -9,7 +9,7 @@ import pytest
 from protos.pageant.v1 import inference_pb2
 from services.gateway.access.limits import tokens_of
 from services.gateway.grpc.convert import sampling_from_proto
-from shared.beam import Beam, EarlyStopping
+from shared.requests.beam import Beam, EarlyStopping
 from tests.unit.gateway.http.client import http
 from tests.unit.gateway.troupe import LAST
 

@@ -21,8 +21,8 @@ from shared.automata.automaton import Automaton, make_automaton
 from shared.automata.compiling import Compiler
 from shared.automata.vocabulary import load_vocabulary
 from shared.errors import RequestError
-from shared.grammar import Grammar, GrammarKind
-from shared.tokenization import load_tokenizer
+from shared.requests.grammar import Grammar, GrammarKind
+from shared.text.tokenization import load_tokenizer
 from tests.integration.engine import MODEL
 from tests.unit.gateway.http.client import http
 from tests.unit.gateway.troupe import LAST

@@ -14,9 +14,9 @@ from services.gateway.http.parsing.registry import make_tool_parser
 from shared.automata.automaton import Automaton, make_automaton
 from shared.automata.compiling import Compiler
 from shared.automata.vocabulary import load_vocabulary
-from shared.grammar import Grammar, GrammarKind
 from shared.messages import FinishReason
-from shared.tokenization import load_tokenizer
+from shared.requests.grammar import Grammar, GrammarKind
+from shared.text.tokenization import load_tokenizer
 from tests.integration.engine import MODEL
 from tests.unit.gateway.http.client import http
 from tests.unit.gateway.troupe import LAST

@@ -35,7 +35,7 @@ from shared.messages import (
     TokenLogprobs,
 )
 from shared.packing import pack_tokens, unpack_tokens
-from shared.sampling import Limits, check_sampling
+from shared.requests.sampling import Limits, check_sampling
 from shared.transport import Inbox
 from tests.unit.gateway.http.client import Http, http
 from tests.unit.gateway.http.official import PARSERS

@@ -11,7 +11,7 @@ from services.gateway.http.requests.returning import Bookmark, Rest
 from services.gateway.streams.stream import Position, StreamDelta
 from shared.errors import RejectCode
 from shared.messages import AbortRequest, AttachRequest, RequestHeader, RequestRejected, TokenizeRequest
-from shared.sampling import SamplingParams
+from shared.requests.sampling import SamplingParams
 from tests.unit.gateway.http.client import Http, http, streaming
 from tests.unit.gateway.troupe import LAST
 

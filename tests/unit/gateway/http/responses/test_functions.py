@@ -15,8 +15,8 @@ from services.gateway.http.responses.inputs import InputItem
 from services.gateway.http.responses.items import sealed
 from services.gateway.http.responses.store import ResponseStore, StoredResponse
 from shared.errors import RejectCode
-from shared.grammar import GrammarKind
 from shared.messages import ChatOptions, FinishReason, RequestRejected
+from shared.requests.grammar import GrammarKind
 from tests.unit.gateway.http.client import Http, http, streaming
 from tests.unit.gateway.http.official import PARSERS, answered, openai_client
 from tests.unit.gateway.troupe import LAST

@@ -1,0 +1,1 @@
+"""Rows that may not take every token."""

@@ -1,0 +1,1 @@
+"""What a step made, on its way to the message that says it."""

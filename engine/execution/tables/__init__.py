@@ -1,0 +1,1 @@
+"""The rows' tokens, blocks and states, and the fence around blocks."""

@@ -1,0 +1,1 @@
+"""Models over several processes: parts of every weight, some of the layers, whole experts."""

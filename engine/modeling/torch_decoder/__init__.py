@@ -1,0 +1,1 @@
+"""A described decoder in torch."""

@@ -1,0 +1,1 @@
+"""Mixtures of experts: routing, and the sum of what experts make of a row."""

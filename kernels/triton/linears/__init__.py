@@ -1,0 +1,1 @@
+"""Linears in the formats of `kernels.ops.linears`."""

@@ -1,0 +1,1 @@
+"""Layers that keep a state of fixed size in place of a cache."""

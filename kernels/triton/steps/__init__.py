@@ -1,0 +1,1 @@
+"""The columns of a step, made on the device."""

@@ -1,0 +1,1 @@
+"""Kernels and what surrounds them."""

@@ -1,0 +1,1 @@
+"""What quantised weights cost in quality."""

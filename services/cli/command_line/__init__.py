@@ -1,0 +1,1 @@
+"""Options, help pages, and the line that an error becomes."""

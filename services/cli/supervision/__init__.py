@@ -1,0 +1,1 @@
+"""The processes of `pageant serve`: started, forked, watched, replaced."""

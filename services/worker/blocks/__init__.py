@@ -1,0 +1,1 @@
+"""Blocks that move: orders, the threads that carry bytes, and what others may read."""

@@ -1,0 +1,1 @@
+"""The processes of a worker: ranks, stages, and the sockets between them."""

@@ -1,0 +1,1 @@
+"""Plans: which may run, in what order, and where they are executed."""

@@ -1,0 +1,1 @@
+"""Times and numbers that compare between processes."""

@@ -1,0 +1,1 @@
+"""No client waits for another one without end."""

@@ -1,0 +1,1 @@
+"""What a request may ask for, and the one place where its limits are enforced."""

@@ -1,0 +1,1 @@
+"""A checkpoint's tokenizer, and what decides about text."""
