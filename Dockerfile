@@ -49,9 +49,10 @@ RUN (apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf 
  || echo "no compiler could be installed: the worker will compute in torch"
 WORKDIR /app
 COPY kernels/__init__.py kernels/
-COPY kernels/cpu/__init__.py kernels/cpu/build.py kernels/cpu/
+COPY kernels/cpu/__init__.py kernels/cpu/
+COPY kernels/cpu/binding/__init__.py kernels/cpu/binding/build.py kernels/cpu/binding/
 COPY kernels/cpu/native kernels/cpu/native
-RUN mkdir -p prebuilt && (! command -v g++ || python -m kernels.cpu.build --into prebuilt)
+RUN mkdir -p prebuilt && (! command -v g++ || python -m kernels.cpu.binding.build --into prebuilt)
 
 FROM ${BASE} AS source
 WORKDIR /app

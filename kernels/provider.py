@@ -19,7 +19,7 @@ from kernels.cpu import gumbel_argmax as cpu_gumbel_argmax
 from kernels.cpu import layer_norm as cpu_layer_norm
 from kernels.cpu import linear as cpu_linear
 from kernels.cpu import rms_norm as cpu_rms_norm
-from kernels.cpu.native import Native
+from kernels.cpu.binding.native import Native
 from kernels.flash.attention import FlashAttention3, FlashInferAttention, HeadShape
 from kernels.interface import AttentionShape, Kernels, SamplingKernels, reference_kernels
 from kernels.ops.attention import rotary_store

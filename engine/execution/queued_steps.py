@@ -18,7 +18,7 @@ from engine.execution.schedule import Schedule
 from engine.execution.tables.rows import RowTable
 from engine.modeling.model import QueuesSteps
 from engine.modeling.pool_backing import IdleTime
-from kernels.cpu.queued import QueuedStep
+from kernels.cpu.binding.queued import QueuedStep
 from kernels.ops.sampling.sampled_columns import SampledColumns
 from shared.messages.steps import RefusedRow, StepPlan
 

@@ -23,8 +23,8 @@ from engine.modeling.torch_decoder.decoder import Decoder
 from engine.modeling.torch_decoder.embedding import StoredRows
 from engine.weights.formats import Formats
 from engine.weights.pages import Arena, padded
-from kernels.cpu.native import Native
-from kernels.cpu.packing import PackedLinear
+from kernels.cpu.binding.native import Native
+from kernels.cpu.binding.packing import PackedLinear
 from kernels.interface import Kernels
 
 VECTORS = ("capture_norm", "embedding_norm", "hidden_norm", "norm")

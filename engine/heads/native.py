@@ -13,9 +13,9 @@ from engine.modeling.batch import Ints, StepBatch
 from engine.modeling.native.decoder import NativeDecoder
 from engine.modeling.native.layers import NORM_KINDS, address
 from engine.sampling.columns import SamplingColumns
-from kernels.cpu import abi
-from kernels.cpu.native import DraftingColumns, Native
-from kernels.cpu.packing import FORMATS, PackedLinear
+from kernels.cpu.binding import abi
+from kernels.cpu.binding.native import DraftingColumns, Native
+from kernels.cpu.binding.packing import FORMATS, PackedLinear
 
 
 class NativeHead(HeadModel):

@@ -17,8 +17,8 @@ from engine.modeling.native.decoder import why_unsupported
 from engine.modeling.native.layout import NativeLayout, native_layout
 from engine.modeling.torch_decoder.assembly import torch_layout
 from engine.weights.formats import Formats, resolve_device, resolve_formats
-from kernels.cpu.loading import load as load_native
-from kernels.cpu.native import Native, NativeUnavailable
+from kernels.cpu.binding.loading import load as load_native
+from kernels.cpu.binding.native import Native, NativeUnavailable
 from kernels.flash.attention import HeadShape
 from kernels.interface import AttentionShape, Kernels, SamplingKernels
 from kernels.ops.linears.linear_fp8 import FP8

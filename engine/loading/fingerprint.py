@@ -21,9 +21,9 @@ from engine.weights.digest import DigestMemory, WeightDigest, identity_of
 from engine.weights.formats import Formats, name_of
 from engine.weights.quantised.form import Quantisation
 from engine.weights.source import WeightSource
-from kernels.cpu import build
-from kernels.cpu.loading import load_compiled
-from kernels.cpu.native import Native
+from kernels.cpu.binding import build
+from kernels.cpu.binding.loading import load_compiled
+from kernels.cpu.binding.native import Native
 from kernels.ops import digest
 from shared.config import Settings
 from shared.messages.fingerprint import Fingerprint

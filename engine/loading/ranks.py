@@ -29,7 +29,7 @@ from engine.modeling.ranks.expert_balancer import PlannedMoves
 from engine.modeling.ranks.ranks import RankDecoder, firsts_of, make_group
 from engine.weights.part_source import RankSource
 from engine.weights.source import WeightSource
-from kernels.cpu import abi
+from kernels.cpu.binding import abi
 from shared.config import EngineSettings, Settings
 from shared.errors import ConfigError
 from shared.messages.fingerprint import Fingerprint

@@ -14,7 +14,7 @@ from engine.description.spec import ModelSpec
 from engine.lora.adapter import LoraAdapter
 from engine.modeling.batch import Ints, StepBatch
 from engine.modeling.kv_pool import KVPool, Sliding
-from kernels.cpu.queued import QueuedStep
+from kernels.cpu.binding.queued import QueuedStep
 from kernels.ops.sampling.sampled_columns import SampledColumns
 
 

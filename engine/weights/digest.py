@@ -21,8 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.cpu.build import is_private
-from kernels.cpu.contents import rows_of
+from kernels.cpu.binding.build import is_private
+from kernels.cpu.binding.contents import rows_of
 from kernels.ops import digest
 from kernels.ops.digest import Sums
 

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from shared.config.adapters import MAX_LORA_RANK, AdapterSettings
-from shared.config.engine import EngineSettings
-from shared.config.scheduling import SchedulingSettings
+from shared.config.sections.adapters import MAX_LORA_RANK, AdapterSettings
+from shared.config.sections.engine import EngineSettings
+from shared.config.sections.scheduling import SchedulingSettings
+from shared.config.sections.speculation import MAX_DRAFT_TOKENS, SpeculationSettings
 from shared.config.settings import Settings
-from shared.config.speculation import MAX_DRAFT_TOKENS, SpeculationSettings
 from shared.errors import ConfigError
 from shared.exposure import read_hosts, read_origins
 

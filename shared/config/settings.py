@@ -11,19 +11,19 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from shared.config.access import AccessSettings
-from shared.config.adapters import AdapterSettings
-from shared.config.admission import AdmissionSettings
-from shared.config.deployment import DeploymentSettings
-from shared.config.engine import EngineSettings
-from shared.config.events import EventSettings
-from shared.config.gateway import GatewaySettings
-from shared.config.memory import MemorySettings
-from shared.config.models import ModelsSettings
-from shared.config.observation import ObservationSettings
-from shared.config.scheduling import SchedulingSettings
 from shared.config.section import Section
-from shared.config.speculation import SpeculationSettings
+from shared.config.sections.access import AccessSettings
+from shared.config.sections.adapters import AdapterSettings
+from shared.config.sections.admission import AdmissionSettings
+from shared.config.sections.deployment import DeploymentSettings
+from shared.config.sections.engine import EngineSettings
+from shared.config.sections.events import EventSettings
+from shared.config.sections.gateway import GatewaySettings
+from shared.config.sections.memory import MemorySettings
+from shared.config.sections.models import ModelsSettings
+from shared.config.sections.observation import ObservationSettings
+from shared.config.sections.scheduling import SchedulingSettings
+from shared.config.sections.speculation import SpeculationSettings
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

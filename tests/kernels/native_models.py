@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kernels.cpu import abi
-from kernels.cpu.native import Native
-from kernels.cpu.packing import PackedLinear
+from kernels.cpu.binding import abi
+from kernels.cpu.binding.native import Native
+from kernels.cpu.binding.packing import PackedLinear
 from kernels.ops.linears.codes import INT4
 
 EPS = 1e-5

@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.cpu import abi
-from kernels.cpu.native import KVShape, Native, StepColumns
-from kernels.cpu.packing import FORMATS
+from kernels.cpu.binding import abi
+from kernels.cpu.binding.native import KVShape, Native, StepColumns
+from kernels.cpu.binding.packing import FORMATS
 from tests.kernels.native_models import EPS, Decoder
 
 BLOCK_SIZE = 16

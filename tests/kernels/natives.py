@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kernels.cpu.build import NATIVE
-from kernels.cpu.loading import load
-from kernels.cpu.native import Native, NativeUnavailable
+from kernels.cpu.binding.build import NATIVE
+from kernels.cpu.binding.loading import load
+from kernels.cpu.binding.native import Native, NativeUnavailable
 
 # What the build is for -> target and macros.
 BUILDS: dict[str, tuple[str, tuple[str, ...]]] = {

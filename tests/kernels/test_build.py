@@ -18,8 +18,8 @@ import structlog
 
 from engine.loading.backend import usable_cores
 from engine.loading.load import load_runner
-from kernels.cpu import build, loading, native, self_check
-from kernels.cpu.build import NATIVE, TARGETS, BuildError, library
+from kernels.cpu.binding import build, loading, native, self_check
+from kernels.cpu.binding.build import NATIVE, TARGETS, BuildError, library
 from shared.config import Settings
 from shared.errors import ConfigError
 from tests.engine.checkpoints import random_prompt
@@ -105,7 +105,7 @@ def test_compiled_again_for_whatever_it_depends_on(cache: Path, tiny: Path, monk
 def test_several_workers_start_at_once(cache: Path, tiny: Path) -> None:
     program = textwrap.dedent(f"""
         import pathlib
-        from kernels.cpu import build
+        from kernels.cpu.binding import build
         build.SOURCES = pathlib.Path({str(tiny)!r})
         with build.library(announce=lambda compiler: print("compiled")) as path:
             print(path)

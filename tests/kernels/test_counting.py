@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.cpu import abi
+from kernels.cpu.binding import abi
 from tests.kernels.natives import BUILDS, load_build
 
 

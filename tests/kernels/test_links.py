@@ -10,7 +10,7 @@ import struct
 import pytest
 import torch
 
-from kernels.cpu import abi
+from kernels.cpu.binding import abi
 from tests.kernels.natives import load_build
 
 HIDDEN, AREAS = 64, 8192

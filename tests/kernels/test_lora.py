@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.cpu.lora import pack_lora
+from kernels.cpu.binding.lora import pack_lora
 from kernels.ops.linears.lora import NO_ADAPTER, LoraPart, LoraWeights, lora, stack
 from tests.kernels.native_models import normal
 from tests.kernels.natives import BUILDS, load_build

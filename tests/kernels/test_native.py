@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.cpu import abi
-from kernels.cpu.native import KVShape, Native, StepColumns
-from kernels.cpu.packing import FORMATS, KV_FORMATS, PackedLinear
+from kernels.cpu.binding import abi
+from kernels.cpu.binding.native import KVShape, Native, StepColumns
+from kernels.cpu.binding.packing import FORMATS, KV_FORMATS, PackedLinear
 from kernels.interface import reference_kernels
 from kernels.ops.attention import attention
 from kernels.ops.attention.kv_cache import FP8S, KVCache

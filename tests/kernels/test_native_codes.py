@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.cpu.native import Native
-from kernels.cpu.packing import PackedLinear, codes_format
+from kernels.cpu.binding.native import Native
+from kernels.cpu.binding.packing import PackedLinear, codes_format
 from kernels.ops.linears import linear_codes, linear_int8
 from kernels.ops.linears.codes import INT4, UINT4, Codes, quantise_to_codes
 from tests.kernels.natives import BUILDS, load_build

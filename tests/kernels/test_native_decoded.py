@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.cpu.coded import coding_of
-from kernels.cpu.native import Native
-from kernels.cpu.packing import PackedLinear
+from kernels.cpu.binding.coded import coding_of
+from kernels.cpu.binding.native import Native
+from kernels.cpu.binding.packing import PackedLinear
 from kernels.ops.linears.codes import E2M1, MIDDLE, ZERO, Codes
 from tests.kernels.natives import BUILDS, load_build
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.cpu import abi
-from kernels.cpu.linear_attention import from_panels, to_panels
-from kernels.cpu.native import Native, StepColumns
+from kernels.cpu.binding import abi
+from kernels.cpu.binding.linear_attention import from_panels, to_panels
+from kernels.cpu.binding.native import Native, StepColumns
 from kernels.ops.states.causal_conv import causal_conv
 from kernels.ops.states.delta_rule import delta_gates, gated_delta_rule
 from tests.kernels.natives import load_build

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.cpu import abi
-from kernels.cpu.native import Native
+from kernels.cpu.binding import abi
+from kernels.cpu.binding.native import Native
 from kernels.ops.linears.codes import INT4
 from tests.kernels.native_models import MLP, NO_NORM, Decoder, Latent, Layer, Linear, Norm, normal
 from tests.kernels.native_running import Running, rope

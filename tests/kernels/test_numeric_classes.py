@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from engine.loading.load import load_runner
-from kernels.cpu.build import NATIVE
-from kernels.cpu.loading import load
-from kernels.cpu.native import NativeUnavailable
+from kernels.cpu.binding.build import NATIVE
+from kernels.cpu.binding.loading import load
+from kernels.cpu.binding.native import NativeUnavailable
 from shared.config import Settings
 from shared.requests.sampling import SamplingParams
 from tests.engine.checkpoints import random_prompt

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.cpu.contents import rows_of
-from kernels.cpu.native import Native
-from kernels.cpu.packing import FORMATS, TOGETHER
+from kernels.cpu.binding.contents import rows_of
+from kernels.cpu.binding.native import Native
+from kernels.cpu.binding.packing import FORMATS, TOGETHER
 from kernels.ops import digest
 from kernels.ops.digest import Sums
 from kernels.ops.linears.codes import INT4

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.cpu.native import Native, StepColumns
-from kernels.cpu.queued import QueuedStep
+from kernels.cpu.binding.native import Native, StepColumns
+from kernels.cpu.binding.queued import QueuedStep
 from kernels.ops.sampling.sampled_columns import SampledColumns
 from tests.kernels.native_models import MLP, Decoder, Layer, Linear, Norm, normal
 from tests.kernels.native_running import Running, rope

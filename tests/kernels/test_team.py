@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from kernels.cpu.native import Native
+from kernels.cpu.binding.native import Native
 from tests.kernels.native_models import MLP, Decoder, Layer, Linear, Norm, normal
 from tests.kernels.native_running import Running, rope
 from tests.kernels.natives import BUILDS, load_build

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -166,6 +167,7 @@ ALLOWED: dict[str, set[str]] = {
 SHELLS = {"actor", "block_traffic", "links", "sleep", "main", "__main__", "publisher"}
 PURE_FORBIDDEN = {"zmq", "asyncio", "time", "torch", "random", "structlog", "numpy", "prometheus_client"}
 UNSAFE = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
+MOST_MODULES = 20  # of a folder, __init__ and __main__ among them
 NO_TORCH = ("gateway", "tokenizer", "scheduler", "detokenizer", "draft", "store")
 
 
@@ -281,6 +283,12 @@ def test_wings_import_downwards_only(house: str) -> None:
     assert not any(ALLOWED[wing] & {house, f"{house}.http"} for wing in wings)
     folders = {".".join(path.relative_to(ROOT).parent.parts) for path in ROOT.joinpath(*house.split(".")).rglob("*.py")}
     assert folders == wings, "every folder is a wing, with a row of its own"
+
+
+def test_a_folder_is_seen_at_one_glance() -> None:
+    """A dozen modules, or some more where they are variants of one thing, as formats and layers are."""
+    counts = Counter(path.parent for package in (*PACKAGES, "scripts") for path in (ROOT / package).rglob("*.py"))
+    assert {path.relative_to(ROOT).as_posix(): n for path, n in counts.items() if n > MOST_MODULES} == {}
 
 
 def test_only_those_who_compute_reach_modeling() -> None:

@@ -30,11 +30,11 @@ from engine.modeling.torch_decoder.linear_attention import copy_rows
 from engine.weights.formats import Formats
 from engine.weights.kv_scales import KVScales
 from engine.weights.source import WeightSource
-from kernels.cpu import abi
-from kernels.cpu.native import DraftingColumns, Native, StepColumns
-from kernels.cpu.packing import FORMATS, KV_FORMATS, WEIGHT_FORMATS, PackedLinear
-from kernels.cpu.queued import CallFlag, QueuedStep
-from kernels.cpu.ranks import ExpertMove
+from kernels.cpu.binding import abi
+from kernels.cpu.binding.native import DraftingColumns, Native, StepColumns
+from kernels.cpu.binding.packing import FORMATS, KV_FORMATS, WEIGHT_FORMATS, PackedLinear
+from kernels.cpu.binding.queued import CallFlag, QueuedStep
+from kernels.cpu.binding.ranks import ExpertMove
 from kernels.ops.attention.kv_cache import FP8S
 from kernels.ops.sampling.sampled_columns import SampledColumns
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from engine.description.spec import DeltaNetSpec
-from kernels.cpu import abi
-from kernels.cpu.linear_attention import PANEL
-from kernels.cpu.packing import PackedLinear
+from kernels.cpu.binding import abi
+from kernels.cpu.binding.linear_attention import PANEL
+from kernels.cpu.binding.packing import PackedLinear
 
 
 @dataclass(frozen=True, slots=True)

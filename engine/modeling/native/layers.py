@@ -22,10 +22,10 @@ from engine.weights.formats import Formats
 from engine.weights.pages import Arena, padded
 from engine.weights.quantised.kept import EXACT_SLOTS, common_form, decoded_bytes, decoded_form, slots_of
 from engine.weights.source import WeightSource, decoded_codes, kept_codes
-from kernels.cpu import abi
-from kernels.cpu.coded import DECODED, coding_of
-from kernels.cpu.native import Native
-from kernels.cpu.packing import PackedLinear, codes_format
+from kernels.cpu.binding import abi
+from kernels.cpu.binding.coded import DECODED, coding_of
+from kernels.cpu.binding.native import Native
+from kernels.cpu.binding.packing import PackedLinear, codes_format
 from kernels.ops.linears.codes import UINT4
 from shared.errors import ModelError
 

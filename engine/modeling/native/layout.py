@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.description.spec import AttentionSpec, ModelSpec
 from engine.weights.formats import Formats
 from engine.weights.pages import Arena, padded
-from kernels.cpu.native import KVShape, Native
+from kernels.cpu.binding.native import KVShape, Native
 
 
 @dataclass(frozen=True, slots=True)

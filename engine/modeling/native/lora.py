@@ -6,9 +6,9 @@ import ctypes
 
 from engine.lora.adapter import SLOTS, LoraAdapter
 from engine.weights.pages import Arena, padded
-from kernels.cpu import abi
-from kernels.cpu.lora import NOTHING, PackedLora, pack_embedding, pack_lora, packed_size, padded_columns
-from kernels.cpu.native import Native
+from kernels.cpu.binding import abi
+from kernels.cpu.binding.lora import NOTHING, PackedLora, pack_embedding, pack_lora, packed_size, padded_columns
+from kernels.cpu.binding.native import Native
 
 
 class NativeAdapters:

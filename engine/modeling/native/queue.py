@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 
 from engine.modeling.batch import StepBatch
-from kernels.cpu import abi
-from kernels.cpu.native import Native, StepColumns
-from kernels.cpu.queued import QueuedStep
+from kernels.cpu.binding import abi
+from kernels.cpu.binding.native import Native, StepColumns
+from kernels.cpu.binding.queued import QueuedStep
 from kernels.ops.sampling.sampled_columns import SampledColumns
 
 MOST = 4  # steps on their way: more have no use, and each takes columns for all rows

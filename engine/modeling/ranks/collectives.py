@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from engine.description.ranks import Place
-from kernels.cpu import abi
-from kernels.cpu.ranks import why_ended
+from kernels.cpu.binding import abi
+from kernels.cpu.binding.ranks import why_ended
 from shared.errors import FatalError
 
 LOOK = timedelta(seconds=0.1)  # between two looks at whether the group has ended, while a CPU waits for other ranks

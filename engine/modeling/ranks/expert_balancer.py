@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.modeling.ranks.expert_placement import Held, balance, moves_between, place
-from kernels.cpu.ranks import ExpertMove
+from kernels.cpu.binding.ranks import ExpertMove
 
 KEPT = 0.5  # of what was counted before the last look: experts move by what is usual, not by one hour's first prompt
 WORTH = 0.05  # by which a layer's balance must rise for experts to be moved

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from kernels.cpu.ranks import ExpertMove
+from kernels.cpu.binding.ranks import ExpertMove
 
 Held = list[set[int]]  # the experts of each rank
 

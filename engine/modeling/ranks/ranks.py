@@ -20,8 +20,8 @@ from engine.modeling.kv_pool import KVPool, Sliding
 from engine.modeling.native.decoder import NativeDecoder, RankFirsts
 from engine.modeling.ranks.expert_balancer import ExpertBalancer, PlannedMoves, held_by
 from engine.modeling.ranks.expert_placement import balance
-from kernels.cpu import abi
-from kernels.cpu.native import Native
+from kernels.cpu.binding import abi
+from kernels.cpu.binding.native import Native
 from shared.errors import FatalError
 
 SPINS, SPINS_CROWDED = 1600, 60  # rounds of waiting before a rank sleeps: where each thread has a core, and elsewhere

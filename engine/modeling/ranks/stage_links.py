@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 
 from engine.modeling.ranks.step_orders import CopyOrder, LinkEnd, Octets, StepOrder, decoded
-from kernels.cpu import abi
-from kernels.cpu.ranks import why_ended
+from kernels.cpu.binding import abi
+from kernels.cpu.binding.ranks import why_ended
 from shared.errors import FatalError
 
 _HEAD = struct.Struct("!QQ")  # bytes of the order, and of the rows behind it

@@ -20,8 +20,8 @@ from engine.modeling.native.decoder import NativeDecoder
 from engine.modeling.ranks.ranks import RankDecoder, RankedPool
 from engine.modeling.ranks.stage_links import Frame, StageLink, StageRing
 from engine.modeling.ranks.step_orders import CopyOrder, Octets, OrderedBatches, StepOrder, order_step
-from kernels.cpu import abi
-from kernels.cpu.ranks import why_ended
+from kernels.cpu.binding import abi
+from kernels.cpu.binding.ranks import why_ended
 from shared.errors import FatalError
 
 

@@ -22,7 +22,7 @@ from engine.modeling.ranks.ranks import RankedPool
 from engine.modeling.ranks.step_orders import CopyOrder, HeadOrder, OrderedBatches, StepOrder, order_step
 from engine.modeling.torch_decoder.decoder import Decoder
 from engine.modeling.torch_decoder.dual_batch import DualBatch, halves
-from kernels.cpu import abi
+from kernels.cpu.binding import abi
 from shared.errors import FatalError
 
 

@@ -1,4 +1,4 @@
-// The C interface of the native CPU kernels: what kernels/cpu/native.py binds with ctypes.
+// The C interface of the native CPU kernels: what kernels/cpu/binding/native.py binds with ctypes.
 //
 // Floats are float32 unless a format says otherwise; sizes are in elements; every pointer is aligned to 64 bytes unless
 // it is a table of the step.  All functions share one team of threads and may be called from one thread at a time.

@@ -25,7 +25,7 @@ import structlog
 from engine.loading.fingerprint import processor
 from engine.loading.load import load_model
 from engine.weights.digest import DigestMemory
-from kernels.cpu.loading import load_compiled
+from kernels.cpu.binding.loading import load_compiled
 from scripts.bench.common.models import write_config, write_weights
 from scripts.bench.common.report import Result, bench_parser, finish
 from scripts.bench.common.specs import llama

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import torch
 
-from kernels.cpu.coded import coding_of
-from kernels.cpu.native import Native
-from kernels.cpu.packing import PackedLinear, codes_format
+from kernels.cpu.binding.coded import coding_of
+from kernels.cpu.binding.native import Native
+from kernels.cpu.binding.packing import PackedLinear, codes_format
 from kernels.ops.linears.codes import E2M1, ZERO, Codes
 
 ROWS = (1, 8, 32, 512)

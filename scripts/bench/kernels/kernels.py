@@ -6,8 +6,8 @@
 A step is ROWS@CONTEXT, a decoding one of so many sequences with the head's product, or the length of a prompt.  Each
 line has the best of the rounds, and what part of the team's cycles went into each phase, counted in rounds of their
 own.  `--linear`: instead, one linear of so many input and output features in every format of weights.  `--against`:
-instead, each step in turns with another build of the kernels, whose path `python -m kernels.cpu.build` prints in
-another checkout.  Peaks are loops of one instruction on registers, and of reads of memory that no cache holds.
+instead, each step in turns with another build of the kernels, whose path `python -m kernels.cpu.binding.build` prints
+in another checkout.  Peaks are loops of one instruction on registers, and of reads of memory that no cache holds.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from engine.description.spec import ModelSpec
 from engine.loading.load import load_model
 from engine.modeling.batch import StepBatch
 from engine.modeling.native.decoder import NativeDecoder
-from kernels.cpu.loading import load_file
-from kernels.cpu.native import Native
+from kernels.cpu.binding.loading import load_file
+from kernels.cpu.binding.native import Native
 from scripts.bench.common.report import bench_parser
 from scripts.bench.kernels.kernel_linears import HEADER, linear_lines
 from services.cli.display.tables import aligned

@@ -40,9 +40,9 @@ import torch
 from engine.execution.runner import ModelRunner
 from engine.loading.load import load_runner
 from engine.modeling.ranks.ranks import SPINS, SPINS_CROWDED
-from kernels.cpu import abi
-from kernels.cpu.loading import load
-from kernels.cpu.native import Native
+from kernels.cpu.binding import abi
+from kernels.cpu.binding.loading import load
+from kernels.cpu.binding.native import Native
 from scripts.bench.common.models import kept
 from scripts.bench.common.proc import processor
 from scripts.bench.common.report import Result, bench_parser, finish

@@ -14,7 +14,7 @@ from statistics import median
 
 from engine.execution.runner import ModelRunner
 from engine.modeling.ranks.stages import StagedDecoder
-from kernels.cpu.native import Native
+from kernels.cpu.binding.native import Native
 from scripts.bench.common.report import Result
 from scripts.bench.kernels.decoded_rows import DecodedRows, beside
 from services.worker.groups.ranks import StagesOfRanks, WatchedRanks

@@ -13,8 +13,8 @@ import click
 import torch
 from torch import Tensor
 
-from kernels.cpu.loading import load as load_native
-from kernels.cpu.native import Native, NativeUnavailable
+from kernels.cpu.binding.loading import load as load_native
+from kernels.cpu.binding.native import Native, NativeUnavailable
 from kernels.interface import Kernels
 from kernels.ops.attention.kv_cache import KVCache
 from kernels.provider import select_kernels

@@ -23,8 +23,8 @@ from engine.loading.load import load_runner
 from engine.loading.ranks import FollowingRank, RankReady
 from engine.loading.reading import KeptPart
 from engine.loading.stages import StageRanks
-from kernels.cpu import abi
-from kernels.cpu.ranks import why_ended
+from kernels.cpu.binding import abi
+from kernels.cpu.binding.ranks import why_ended
 from services.worker.groups.group_sockets import close_all, wait_for_group
 from shared.config import load_settings
 from shared.errors import FatalError, PageantError

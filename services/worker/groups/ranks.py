@@ -19,7 +19,7 @@ import structlog
 from engine.description.ranks import Place
 from engine.loading.ranks import GroupStart, LeadingRanks, RankModel, RankReady
 from engine.loading.stages import StageRanks
-from kernels.cpu import abi
+from kernels.cpu.binding import abi
 from services.worker.groups.rank_processes import RankProcess, Started, StartedRanks
 from services.worker.hosts.listening import RankListener
 from shared.config import Settings

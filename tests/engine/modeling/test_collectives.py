@@ -17,7 +17,7 @@ import torch
 
 from engine.description.ranks import Place
 from engine.modeling.ranks.collectives import Collectives
-from kernels.cpu import abi
+from kernels.cpu.binding import abi
 from shared.errors import FatalError
 
 
@@ -86,7 +86,7 @@ from torch.distributed import TCPStore
 from engine.description.ranks import Place
 from engine.loading.torch_ranks import make_backend
 from engine.modeling.ranks.collectives import Collectives
-from kernels.cpu import abi
+from kernels.cpu.binding import abi
 from shared.errors import FatalError
 
 torch.set_num_threads(1)

@@ -18,7 +18,7 @@ from engine.modeling.native.decoder import NativeDecoder
 from engine.modeling.ranks.expert_balancer import ExpertBalancer, held_by
 from engine.modeling.ranks.expert_placement import moves_between
 from engine.modeling.ranks.ranks import RankDecoder
-from kernels.cpu.ranks import ExpertMove
+from kernels.cpu.binding.ranks import ExpertMove
 from shared.config import load_settings
 from shared.errors import ConfigError, FatalError
 from tests.engine.checkpoints import random_prompt, save_checkpoint

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from engine.modeling.ranks.expert_balancer import ExpertBalancer
 from engine.modeling.ranks.expert_placement import Held, balance, moves_between, place, rank_loads
-from kernels.cpu.ranks import ExpertMove
+from kernels.cpu.binding.ranks import ExpertMove
 
 
 @st.composite

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from engine.loading.load import load_runner
 from engine.weights.digest import SMALL, DigestMemory, WeightDigest, identity_of
-from kernels.cpu import build
-from kernels.cpu.native import Native
+from kernels.cpu.binding import build
+from kernels.cpu.binding.native import Native
 from kernels.ops import digest
 from kernels.ops.digest import Sums
 from shared.config import Settings

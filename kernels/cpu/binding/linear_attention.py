@@ -7,9 +7,9 @@ from ctypes import byref
 import torch
 from torch import Tensor
 
-from kernels.cpu import abi
-from kernels.cpu.contents import check
-from kernels.cpu.sampling import Sampling
+from kernels.cpu.binding import abi
+from kernels.cpu.binding.contents import check
+from kernels.cpu.binding.sampling import Sampling
 
 PANEL = 16  # columns of a state that lie together
 

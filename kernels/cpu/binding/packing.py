@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.cpu import abi
-from kernels.cpu.coded import CodedPacking, Coding, coding_of, read_codes
-from kernels.cpu.contents import address_of_sums, check, row_shape, rows_of
+from kernels.cpu.binding import abi
+from kernels.cpu.binding.coded import CodedPacking, Coding, coding_of, read_codes
+from kernels.cpu.binding.contents import address_of_sums, check, row_shape, rows_of
 from kernels.ops import digest
 from kernels.ops.digest import Sums
 from kernels.ops.linears.codes import INT4, UINT4, ZERO, Codes, is_int8

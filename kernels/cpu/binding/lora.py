@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kernels.cpu import abi
-from kernels.cpu.native import Native
-from kernels.cpu.packing import FORMATS
+from kernels.cpu.binding import abi
+from kernels.cpu.binding.native import Native
+from kernels.cpu.binding.packing import FORMATS
 from kernels.ops.linears.lora import LoraPart
 
 CHUNK = 32  # features of A that lie together

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.cpu import abi
-from kernels.cpu.coded import coding_of
-from kernels.cpu.linear_attention import from_panels, to_panels
-from kernels.cpu.native import KVShape, Native, StepColumns
-from kernels.cpu.packing import FORMATS, KV_FORMATS, NIBBLES
+from kernels.cpu.binding import abi
+from kernels.cpu.binding.coded import coding_of
+from kernels.cpu.binding.linear_attention import from_panels, to_panels
+from kernels.cpu.binding.native import KVShape, Native, StepColumns
+from kernels.cpu.binding.packing import FORMATS, KV_FORMATS, NIBBLES
 from kernels.ops import digest
 from kernels.ops.attention import attention, kv_store
 from kernels.ops.attention.kv_cache import FP8S, KVCache

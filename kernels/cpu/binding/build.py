@@ -1,7 +1,7 @@
 """Compiles the native kernels for this processor, once, and finds what was compiled before.
 
-    python -m kernels.cpu.build                         into the user's cache, for this machine
-    python -m kernels.cpu.build --into DIR TARGET ...   for machines like TARGET; an image carries them in `prebuilt`
+    python -m kernels.cpu.binding.build                         into the user's cache, for this machine
+    python -m kernels.cpu.binding.build --into DIR TARGET ...   for machines like TARGET; images have them in `prebuilt`
 
 A cached library is only ever loaded from a directory that nobody but us and the administrator can write to.  This
 module needs Python alone, so that it runs before anything is installed.
@@ -28,8 +28,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-SOURCES = Path(__file__).resolve().parent / "native"
-PREBUILT = Path(__file__).resolve().parent / "prebuilt"
+SOURCES = Path(__file__).resolve().parents[1] / "native"
+PREBUILT = Path(__file__).resolve().parents[1] / "prebuilt"
 CPUINFO = Path("/proc/cpuinfo")
 COMPILERS = ("c++", "g++", "clang++")
 # Contraction is off because the sources say themselves where a product and a sum are fused.
@@ -290,7 +290,7 @@ def is_private(folder: Path) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m kernels.cpu.build", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m kernels.cpu.binding.build", description=__doc__.split("\n")[0])
     parser.add_argument("--into", type=Path, help="a directory for libraries of the named targets")
     parser.add_argument("targets", nargs="*", choices=[[], *TARGETS], metavar="TARGET", help=", ".join(TARGETS))
     given = parser.parse_args(arguments)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.cpu import abi
-from kernels.cpu.contents import check
-from kernels.cpu.linear_attention import LinearAttention
+from kernels.cpu.binding import abi
+from kernels.cpu.binding.contents import check
+from kernels.cpu.binding.linear_attention import LinearAttention
 from kernels.ops.linears.codes import E2M1, MIDDLE, ZERO, Codes, same_order
 
 DECODED = {torch.float32: 0, torch.bfloat16: 1}  # PgFormat

@@ -6,7 +6,7 @@ import ctypes
 import threading
 from typing import Any
 
-from kernels.cpu.queued import CallFlag
+from kernels.cpu.binding.queued import CallFlag
 
 
 class Library:

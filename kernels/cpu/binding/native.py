@@ -1,7 +1,7 @@
 """The native kernels behind tensors: what ctypes cannot check, dtypes, shapes, contiguity, is checked here.
 
-`kernels.cpu.loading` compiles or finds the library.  Calls release the interpreter's lock.  All models of a process
-share one team of threads, and take turns at it.
+`kernels.cpu.binding.loading` compiles or finds the library.  Calls release the interpreter's lock.  All models of a
+process share one team of threads, and take turns at it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.cpu import abi
-from kernels.cpu.contents import check
-from kernels.cpu.packing import FORMATS, KV_FORMATS, PackedLinear
-from kernels.cpu.queued import QueuedStep
-from kernels.cpu.ranks import RankCalls
+from kernels.cpu.binding import abi
+from kernels.cpu.binding.contents import check
+from kernels.cpu.binding.packing import FORMATS, KV_FORMATS, PackedLinear
+from kernels.cpu.binding.queued import QueuedStep
+from kernels.cpu.binding.ranks import RankCalls
 from kernels.ops.sampling.sampled_columns import SampledColumns
 
 UNSUPPORTED = {

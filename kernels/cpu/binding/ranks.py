@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.cpu import abi
-from kernels.cpu.packing import Packing
+from kernels.cpu.binding import abi
+from kernels.cpu.binding.packing import Packing
 
 WHY_ENDED = {
     abi.LEFT: "it was asked to leave",

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from kernels.cpu import abi
-from kernels.cpu.build import NATIVE, Announce, BuildError, library
-from kernels.cpu.native import Native, NativeUnavailable
-from kernels.cpu.self_check import first_difference
+from kernels.cpu.binding import abi
+from kernels.cpu.binding.build import NATIVE, Announce, BuildError, library
+from kernels.cpu.binding.native import Native, NativeUnavailable
+from kernels.cpu.binding.self_check import first_difference
 
 
 def load(target: str = NATIVE, *, defines: Sequence[str] = (), announce: Announce = lambda compiler: None) -> Native:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.cpu.contents import check
-from kernels.cpu.library import Library
+from kernels.cpu.binding.contents import check
+from kernels.cpu.binding.library import Library
 
 
 class Sampling(Library):

@@ -1,0 +1,1 @@
+"""The native library: built, loaded, compared with the references, and called."""
