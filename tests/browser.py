@@ -160,13 +160,15 @@ class Tab:
         deadline = time.monotonic() + WAIT_SECONDS
         while not self.run(f"document.querySelector({shows!r}) !== null"):
             assert time.monotonic() < deadline, f"{shows}: not within {WAIT_SECONDS} s over {selector}"
+            self.call("Input.dispatchMouseEvent", type="mouseMoved", x=0, y=0)  # else a second move is none
             self._mouse(selector, ())
             time.sleep(0.2)
 
     def _mouse(self, selector: str, kinds: tuple[str, ...], **params: Any) -> None:
         self.until(f"document.querySelector({selector!r}) !== null")
         self.run(f"document.querySelector({selector!r}).scrollIntoView({{block: 'nearest'}})")
-        box = self.box(selector)
+        # The first line of what is broken over two: the middle of both may be beside it.
+        box = self.run(f"document.querySelector({selector!r}).getClientRects()[0].toJSON()")
         place = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
         self.call("Input.dispatchMouseEvent", type="mouseMoved", **place)
         for kind in kinds:
