@@ -116,7 +116,7 @@ def test_preemption_beside_drafts() -> None:
 
 
 def test_a_draft_that_comes_anew_is_told_everything_again() -> None:
-    """Nobody has noticed that it was gone: its new life has the same name."""
+    """The draft ends and starts again, under the same name, before the scheduler notices that it has ended."""
     world = speculating(skill=1.0)
     world.add("r", [1, 2, 3], max_tokens=40)
     for _ in range(6):
