@@ -86,14 +86,13 @@ class Outbound:
         """The log-probabilities of its prompt, where it asks for them; the first token has none."""
         return [None, *self._prompt_logprobs.get(sequence, ())] if sequence.wants_prompt_logprobs else None
 
-    def gather(self, sequence: Sequence) -> None:
-        """Send the new tokens of one that goes on, but where they are read together at its end, now and then."""
-        if sequence.request.is_gathered:
-            now = self._accounts.clock.now
-            if now - self._sent_at.get(sequence, -GATHER_SECONDS) < GATHER_SECONDS:
-                return
-            self._sent_at[sequence] = now
-        self.emit(sequence)
+    def is_due(self, sequence: Sequence) -> bool:
+        """Whether the gathered tokens of a sequence that goes on are to be sent now; then they must be."""
+        now = self._accounts.clock.now
+        if now - self._sent_at.get(sequence, -GATHER_SECONDS) < GATHER_SECONDS:
+            return False
+        self._sent_at[sequence] = now
+        return True
 
     def emit(self, sequence: Sequence) -> None:
         """Send the tokens that were not sent yet, opening the stream before the first."""

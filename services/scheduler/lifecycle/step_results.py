@@ -101,8 +101,8 @@ class StepResultProcessor:
             self._accounts.due(sequence)
             self._outbound.emit(sequence)
             self._finalizer.finish(sequence)
-        else:
-            self._outbound.gather(sequence)
+        elif not request.is_gathered or self._outbound.is_due(sequence):  # no further call for each streamed token
+            self._outbound.emit(sequence)
 
     def _append(self, sequence: Sequence, tokens: list[int]) -> Finish | None:
         """Give a sequence its tokens up to the one that ends it; returns why that does."""
