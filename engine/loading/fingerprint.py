@@ -1,7 +1,7 @@
 """A worker's fingerprint: everything that can change a bit of its results, in parts.
 
-Numeric classes follow from tests.  Native kernels of one source agree bit for bit on all processors of a class, which
-`tests/kernels/test_numeric_classes.py` holds; torch's libraries choose their code by processor, so there each model of
+Numeric classes follow from tests.  Native kernels of one source agree bit for bit on all processors of a class:
+`tests/kernels/cpu/test_numeric_classes.py`.  Torch's libraries choose their code by processor, so there each model of
 processor or GPU is a class of its own.
 """
 

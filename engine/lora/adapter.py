@@ -18,7 +18,7 @@ from engine.weights.pieces import rows_of_part
 from kernels.ops.linears.lora import LoraPart
 from shared.errors import ModelError
 
-SLOTS = ("qkv", "output", "gate_up", "down")  # in the order of kernels/cpu/native/lora.h
+SLOTS = ("qkv", "output", "gate_up", "down")  # in the order of kernels/cpu/native/steps/lora.h
 MAX_RANK = 256
 _PREFIX = "base_model.model."
 DIGEST_BYTES = 16

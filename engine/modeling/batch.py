@@ -13,7 +13,7 @@ Ints = NDArray[np.int64]
 class StepBatch(msgspec.Struct, frozen=True):
     """`rows` index the tables; a sequence's tokens are those at positions computed ... computed + scheduled - 1.
 
-    Entries are sequences, in the order of the step.  `wanted` is 0 where nobody looks at the result (a chunk of a
+    Entries are sequences, in the order of the step.  `wanted` is 0 where the result is not read (a chunk of a
     prompt), 1 where the last token samples, k + 1 where k drafted tokens are verified.
     """
 

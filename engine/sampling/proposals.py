@@ -17,7 +17,7 @@ from shared.messages.steps import DraftDistribution
 from shared.packing import pack_tokens
 
 CERTAIN = np.ones(1, "<f4").tobytes()
-TOLERANCE = 1e-3  # of a distribution's sum: float32 and the rounding of whoever made it
+TOLERANCE = 1e-3  # of a distribution's sum: float32, and the draft's own rounding
 
 
 class Proposals(msgspec.Struct, frozen=True):

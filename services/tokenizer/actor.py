@@ -13,12 +13,12 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from services.tokenizer.compilers import CompilerPool
-from services.tokenizer.encoders import HUGE_TEXT, EncoderPool
-from services.tokenizer.frames import EncodeJob
+from services.tokenizer.confined.compilers import CompilerPool
+from services.tokenizer.confined.encoders import HUGE_TEXT, EncoderPool
+from services.tokenizer.confined.frames import EncodeJob
+from services.tokenizer.confined.renderers import RendererPool
 from services.tokenizer.lanes import CHARS_PER_ID, LONG_TEXT, Lane
 from services.tokenizer.prompts import PromptRules, check_deadline, pack_prompt
-from services.tokenizer.renderers import RendererPool
 from shared.actor import MemberActor
 from shared.actor.actor import Handlers
 from shared.clocks.clock import steady_time

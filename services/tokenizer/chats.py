@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from services.tokenizer.frames import RenderJob
+from services.tokenizer.confined.frames import RenderJob
 from shared.errors import RequestError
 from shared.messages import ChatMessage, ChatOptions, ToolCall
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.tokenizer.actor import TokenizerActor
-from services.tokenizer.renderers import RendererPool
+from services.tokenizer.confined.renderers import RendererPool
 from shared.config import Settings
 from shared.processes.heap import trim_heap
 from shared.text.model_source import resolve_model_dir

@@ -16,8 +16,8 @@ import triton
 from triton.backends.nvidia import driver
 
 from scripts.bench.gpu.shapes import LLAMA_3_8B
-from tests.kernels.compiling_ahead import HOPPER, compiling
-from tests.kernels.launches import Catalogue
+from tests.kernels.triton.compiling_ahead import HOPPER, compiling
+from tests.kernels.triton.launches import Catalogue
 
 KERNEL = "rms_norm"
 CALLED = (

@@ -46,7 +46,9 @@ def test_who_lacks_the_keys_gets_nothing_and_changes_nothing(stack: Stack) -> No
     )  # fmt: skip
     assert json.loads(said) == {"frames": 0}
     assert complete(stack.address) == expected
-    assert {one["ID"]: one["State"] for one in stack.containers()} == before, "nobody left, nobody was started again"
+    assert {one["ID"]: one["State"] for one in stack.containers()} == before, (
+        "no container ended, none was started again"
+    )
     lines = [line for line in stack.logs() if line["event"] != KEYS_ADVISED]
     events = [line for line in lines if "stranger" in str(line) or line["level"] not in ("debug", "info")]
-    assert not events, "nobody heard of it"
+    assert not events, "no service has logged anything of it"

@@ -70,7 +70,7 @@ def test_replicas_come_and_go_while_requests_stream(stack: Stack) -> None:
         check_joinable(about)
     seen += stack.logs()
     assert len(texts) > 10
-    assert set(texts) == {expected}, "greedy text depends on the prompt alone, whoever comes and goes"
+    assert set(texts) == {expected}, "greedy text depends on the prompt alone, whichever services come and go"
     for service, count in MANY.items():
         names = {line["instance"] for line in seen if line.get("service") == service and line["event"] == "ready"}
         assert len(names) == count

@@ -127,7 +127,7 @@ def test_a_client_gets_the_rest_of_its_stream_after_its_gateway_died(stack: Stac
 
 
 def until_answered(stack: Stack, request: Any) -> tuple[str, list[int]]:
-    """The client's own patience: it asks again while nobody answers."""
+    """The client's own patience: it asks again while it gets no answer."""
     deadline = time.monotonic() + 40
     while True:
         try:

@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.execution.runner import ModelRunner
 from engine.loading.load import load_runner
 from shared.config import Settings
-from tests.kernels.natives import load_build
+from tests.kernels.cpu.natives import load_build
 
 VOCAB = 211
 KERNELS = ("torch", "native")

@@ -25,7 +25,7 @@ from services.worker.hosts.joining import join_group
 from services.worker.hosts.listening import RankListener
 from shared.config import Settings
 from shared.ranks.channel import Channel
-from tests.kernels.natives import load_build
+from tests.kernels.cpu.natives import load_build
 
 PR_SET_PDEATHSIG = 1
 KEY = b"k" * 32

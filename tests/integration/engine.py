@@ -28,8 +28,8 @@ from shared.messages import (
 )
 from shared.packing import pack_tokens
 from shared.requests.sampling import GenerationDefaults, SamplingParams
-from tests.integration.drafting import InProcessDraft, make_proposer
-from tests.kernels.natives import load_build
+from tests.integration.drafts.drafting import InProcessDraft, make_proposer
+from tests.kernels.cpu.natives import load_build
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / "pageant-stories"

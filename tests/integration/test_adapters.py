@@ -64,7 +64,7 @@ def test_other_content_under_the_same_name_is_not_served_stale(paths: list[Path]
     assert second.digest != first.digest
     alone = Engine()
     assert said(engine, [using(second)]) == said(alone, [using(alone.load_adapter("a", paths[1]))]) != before
-    assert engine.core.replicas["w0"].adapters.held == [second], "nobody can ask for the first one any more"
+    assert engine.core.replicas["w0"].adapters.held == [second], "no request can ask for the first one any more"
 
 
 def test_at_most_max_loras_run_and_others_do_not_block_the_base(paths: list[Path]) -> None:

@@ -25,7 +25,7 @@ from tests.engine.checkpoints import save_checkpoint
 from tests.engine.ranks import ranked, ranked_stages, staged
 from tests.engine.weights.quantised.encoders import gptq, quantise
 from tests.integration.engine import MODEL, Ask, Engine, ask, token_ids
-from tests.integration.grouped import Grouped, GroupedEngine
+from tests.integration.ranks.grouped import Grouped, GroupedEngine
 
 Tokens = list[list[list[int]]]
 

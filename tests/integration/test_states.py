@@ -22,10 +22,10 @@ from services.scheduler.state.policy import Policy
 from shared.errors import ConfigError
 from shared.requests.beam import Beam
 from tests.engine.checkpoints import save_checkpoint
+from tests.integration.drafts.test_speculation import Guesser
 from tests.integration.engine import MODEL, SETTINGS, Ask, Engine, ask, token_ids
+from tests.integration.outputs.test_grammars import held_asks
 from tests.integration.test_equivalences import VOCAB, Make, Tokens, asks
-from tests.integration.test_grammars import held_asks
-from tests.integration.test_speculation import Guesser
 
 
 @pytest.fixture(scope="module")

@@ -132,7 +132,7 @@ def cast(transport: Transport, settings: Settings) -> tuple[Front, list[Actor]]:
 
 
 async def play(transport: Transport, settings: Settings) -> tuple[dict[str, str], dict[str, Any]]:
-    """One performance: requests of each kind, an abort, a refusal, and everybody leaves."""
+    """One performance: requests of each kind, an abort, a refusal, and all actors leave."""
     front, actors = cast(transport, settings)
     async with asyncio.TaskGroup() as group:
         for actor in actors:

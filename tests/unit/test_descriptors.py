@@ -214,7 +214,7 @@ def test_a_service_begins_with_as_many_descriptors_as_it_may_have(monkeypatch: p
 
 
 def unborn(transport: Transport, settings: Settings) -> Actor:
-    raise AssertionError("nobody is to be made")
+    raise AssertionError("no process is to be started")
 
 
 def test_a_limit_is_always_a_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ REASONS = {
     "services/gateway/grpc/servicer.py": "the arrival of a request, as the latency breakdown has it",
     "services/detokenizer/actor.py": BREAKDOWN,
     "services/tokenizer/actor.py": BREAKDOWN,
-    "services/tokenizer/renderers.py": "a template may ask for the date",
+    "services/tokenizer/confined/renderers.py": "a template may ask for the date",
     "shared/actor/actor.py": BREAKDOWN,
     "shared/actor/incident.py": SHOWN,
     "shared/clocks/clock.py": "what the steady clock begins at",

@@ -1,4 +1,4 @@
-"""The structures and functions of native/pageant.h as ctypes has them; native.py wraps them, nobody else uses them."""
+"""The structures and functions of native/pageant.h as ctypes has them: native.py alone uses them."""
 
 from __future__ import annotations
 

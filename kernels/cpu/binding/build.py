@@ -3,8 +3,8 @@
     python -m kernels.cpu.binding.build                         into the user's cache, for this machine
     python -m kernels.cpu.binding.build --into DIR TARGET ...   for machines like TARGET; images have them in `prebuilt`
 
-A cached library is only ever loaded from a directory that nobody but us and the administrator can write to.  This
-module needs Python alone, so that it runs before anything is installed.
+A cached library is only ever loaded from a directory to which no user but this one and root can write.  This module
+needs Python alone, so that it runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -138,14 +138,14 @@ def compile_library(output: Path, compiler: Sequence[str], flags: Sequence[str])
 
     Raises BuildError.
     """
-    command = [*compiler, *FLAGS, *flags]
+    command = [*compiler, *FLAGS, f"-I{SOURCES}", *flags]
     cores = min(len(os.sched_getaffinity(0)), MOST_AT_A_TIME)
     with (
         tempfile.TemporaryDirectory(dir=output.parent, prefix=output.stem) as folder,
         ThreadPoolExecutor(cores) as pool,
     ):
         partial = Path(folder) / output.name
-        objects = {str(path): f"{folder}/{path.stem}.o" for path in sorted(SOURCES.glob("*.cpp"))}
+        objects = {str(path): f"{folder}/{path.stem}.o" for path in sorted(SOURCES.rglob("*.cpp"))}
         try:
             list(pool.map(lambda pair: _compile([*command, "-c", pair[0], "-o", pair[1]]), objects.items()))
         except BuildError:
@@ -227,8 +227,8 @@ def _version(compiler: Sequence[str]) -> str:
 def _digest(*parts: object) -> str:
     """Names a compilation: the sources, and whatever else it depends on."""
     digest = hashlib.blake2b(repr((FLAGS, parts)).encode(), digest_size=12)
-    for path in sorted(SOURCES.iterdir()):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    for path in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
+        digest.update(path.relative_to(SOURCES).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
@@ -277,7 +277,7 @@ def _temporary() -> Path:
 
 
 def is_private(folder: Path) -> bool:
-    """Whether nobody but us and root can put a file there, or put another directory in the place of it."""
+    """Whether no user but this one and root can put a file there, or another directory in the place of it."""
     folder = folder.resolve()
     for path in (folder, *folder.parents):
         status = path.stat()

@@ -1,4 +1,4 @@
-"""Packing of quantised weights that the native kernels decode while they multiply (native/coded.h)."""
+"""Packing of quantised weights that the native kernels decode while they multiply (native/linears/coded.h)."""
 
 from __future__ import annotations
 

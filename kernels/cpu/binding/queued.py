@@ -1,4 +1,4 @@
-"""A step that a thread of the library computes, behind those queued before it (native/queue.cpp)."""
+"""A step that a thread of the library computes, behind those queued before it (native/steps/queue.cpp)."""
 
 from __future__ import annotations
 

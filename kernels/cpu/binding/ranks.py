@@ -1,4 +1,4 @@
-"""Groups of ranks, which compute one model together over memory that they share (native/group.h)."""
+"""Groups of ranks, which compute one model together over memory that they share (native/ranks/group.h)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The other ranks of a worker's group, and what is done when one ends.
 
-A group is one worker to everybody else: this process leads it and is the only one on the bus.  Where a rank ends, so
+A group is one worker to all other actors: this process leads it and is the only one on the bus.  Where a rank ends, so
 does the group.  Of ranks of one host the next group is made of those that are left
 (`services.worker.main.WorkerLives`); else this process ends too, and its supervisor begins another.
 """

@@ -27,7 +27,7 @@ from shared.packing import pack_tokens, unpack_tokens
 from shared.requests.sampling import SamplingParams
 from tests.engine.checkpoints import KERNELS, random_prompt
 from tests.engine.driver import GREEDY, Driver
-from tests.kernels.natives import load_build
+from tests.kernels.cpu.natives import load_build
 
 MODEL = Path(__file__).resolve().parents[3] / "models" / "pageant-stories-draft"
 VOCAB = 4096
@@ -301,7 +301,7 @@ def small(pair: Pair, num_blocks: int) -> ModelProposer:
 
 
 def test_a_pool_that_is_too_small_leaves_some_without(pair: Pair) -> None:
-    """Three of about five blocks each in a pool of twelve: whoever lacks them gets nothing, and later its own."""
+    """Three of about five blocks each in a pool of twelve: one that lacks them gets nothing, and later its own."""
     proposer = small(pair, num_blocks=12)
     link = Link(proposer)
     for row in range(3):

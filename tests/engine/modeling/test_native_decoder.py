@@ -21,7 +21,7 @@ from shared.config import Settings
 from shared.requests.sampling import SamplingParams
 from tests.engine.checkpoints import random_prompt
 from tests.engine.driver import Driver
-from tests.kernels.natives import load_build
+from tests.kernels.cpu.natives import load_build
 
 ROOT = Path(__file__).resolve().parents[3]
 MODELS = ("babyllama-361", "babyllama-361-draft", "tinystories-656k", "pageant-stories", "pageant-stories-draft")

@@ -22,7 +22,7 @@ from kernels.ops.digest import Sums
 from shared.config import Settings
 from shared.messages.fingerprint import Fingerprint, difference
 from shared.text.text_digest import text_fingerprint
-from tests.kernels.natives import BUILDS, load_build
+from tests.kernels.cpu.natives import BUILDS, load_build
 
 MODEL = Path(__file__).resolve().parents[3] / "models" / "pageant-stories-draft"
 STRIPE = 256  # bytes that the native library takes at once

@@ -24,7 +24,7 @@ from kernels.interface import reference_kernels
 from kernels.ops.attention.kv_cache import FP8, FP8S
 from shared.errors import ModelError
 from tests.engine.checkpoints import COMMON, random_prompt, save_checkpoint
-from tests.kernels.natives import load_build
+from tests.kernels.cpu.natives import load_build
 
 NUM_LAYERS, NUM_KV_HEADS = COMMON["num_hidden_layers"], COMMON["num_key_value_heads"]
 CPU = torch.device("cpu")

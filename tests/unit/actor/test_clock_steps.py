@@ -15,7 +15,7 @@ from shared.clocks.deadlines import received, sent
 from shared.messages import AddRequest, AttachRequest, RequestHeader, TokenizeRequest
 from shared.packing import pack_tokens
 from shared.requests.sampling import GenerationDefaults, SamplingParams
-from tests.unit.scheduler.fake_worker import capacity
+from tests.unit.scheduler.worlds.fake_worker import capacity
 
 DAYS = 10 * 86400.0
 

@@ -230,7 +230,7 @@ def test_one_other_alone_is_believed_after_its_silence() -> None:
         clock.now += 1.0
         assert not following.hear(3 * SPAN)
     clock.now += 1.0
-    assert not following.hear(7 * SPAN), "a third: whoever speaks once"
+    assert not following.hear(7 * SPAN), "a third: a process that speaks once"
     assert not following.hear(3 * SPAN)
     clock.now += 2.5
     assert following.hear(3 * SPAN) and following.is_heard

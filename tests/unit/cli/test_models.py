@@ -14,7 +14,7 @@ from shared.activity import Activity, is_marked_asleep, write_activity
 from shared.config import FurtherModel, Settings, read_models
 from shared.processes.exit_status import EXIT_CONFIG
 from shared.processes.supervision import ModelOrder
-from tests.unit.cli.test_supervisor import FakeProcess
+from tests.unit.cli.supervision.test_supervisor import FakeProcess
 
 AWAKE, ASLEEP, LEAVING = Wakefulness.AWAKE, Wakefulness.ASLEEP, Wakefulness.LEAVING
 CAST = [Role("worker"), Role("scheduler"), Role("tokenizer"), Role("detokenizer"), Role("gateway")]

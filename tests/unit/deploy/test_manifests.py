@@ -253,7 +253,7 @@ def test_the_secrets_are_what_pods_mount(tmp_path: Path) -> None:
 
 
 def test_queries_name_metrics_that_exist() -> None:
-    """What a Prometheus makes of them: tests/system/test_prometheus.py."""
+    """What a Prometheus makes of them: tests/system/packages/test_prometheus.py."""
     listed = set(re.findall(r"^\| `([a-z_:]+)` \|", (ROOT.parent / "docs/reference/metrics.md").read_text(), re.M))
     listed.add("process_cpu_seconds_total")  # of the client library
     scaled = [one for one in render(ROOT / "example") if one["kind"] == "ScaledObject"]

@@ -1,7 +1,7 @@
 """The transcripts of the documents, made by real runs.
 
 A transcript is a fenced block whose first line is `$ scripts/quickstart ...` with a seed; what follows is what that
-printed.  Each is run again, with the bundled model on a private deployment, by tests/system/test_docs.py, which with
+printed.  tests/system/commands/test_docs.py runs each again, with the bundled model on a private deployment, and with
 PAGEANT_WRITE_GOLDEN=1 writes it into its document.  Times are of their day and are not compared.
 
 The text is a function of the request, and of the arithmetic: native kernels have one order for every sum, and README's

@@ -136,7 +136,7 @@ def test_a_missing_update_loses_everything(bench: Bench) -> None:
 
 
 def test_drawing_otherwise_begins_from_nothing(bench: Bench) -> None:
-    """What was guessed has no distributions, or has them where nobody wants them."""
+    """What was guessed has no distributions, or has them where no request wants them."""
     bench.session.apply(update(1, opened=[admitted(0, [10]), admitted(1, [40])]))
     bench.session.apply(msgspec.structs.replace(update(2, {0: (1, [], 2)}), rejection=True))
     assert bench.answer().lost_rows == [0, 1]

@@ -34,8 +34,8 @@ from shared.exposition.engine import FINGERPRINT
 from shared.exposition.server import MetricsServer
 from shared.messages import Load, Member, ServiceName
 from shared.metrics.histogram import STEP_TOKENS, Histogram, quantile
-from tests.unit.scheduler.fake_worker import capacity
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.worlds.fake_worker import capacity
+from tests.unit.scheduler.worlds.world import World
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "reference" / "metrics.md"
 NAME = re.compile(r"(vllm:|pageant_)[a-z0-9_]+")

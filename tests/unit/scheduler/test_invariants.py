@@ -13,8 +13,8 @@ from services.scheduler.state.policy import Policy
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Request, Sequence, Status
 from shared.errors import FatalError
-from tests.unit.scheduler.fake_worker import capacity
-from tests.unit.scheduler.timed import Timed
+from tests.unit.scheduler.worlds.fake_worker import capacity
+from tests.unit.scheduler.worlds.timed import Timed
 
 
 class Scene:

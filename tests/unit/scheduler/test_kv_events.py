@@ -24,9 +24,9 @@ from services.scheduler.publishing.publisher import END, EventPublisher
 from services.scheduler.state.policy import Policy
 from services.scheduler.state.sequence import Sequence
 from shared.errors import ConfigError
-from tests.unit.scheduler.fake_worker import capacity
-from tests.unit.scheduler.moving_storm import MovingStorm
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.worlds.fake_worker import capacity
+from tests.unit.scheduler.worlds.moving_storm import MovingStorm
+from tests.unit.scheduler.worlds.world import World
 
 EVENTS = 800  # of a storm
 VLLM = os.environ.get("PAGEANT_TEST_VLLM", "")

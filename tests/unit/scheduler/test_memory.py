@@ -29,8 +29,8 @@ from shared.messages import (
 from shared.packing import pack_tokens
 from shared.requests.sampling import GenerationDefaults, SamplingParams
 from shared.tracing.phases import NUM_PHASES
-from tests.unit.scheduler.fake_draft import FakeDraft
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.worlds.fake_draft import FakeDraft
+from tests.unit.scheduler.worlds.world import World
 
 NUM_ROWS, NUM_BLOCKS, BLOCK_SIZE = 64, 512, 16
 TENANTS = 10_000

@@ -63,7 +63,7 @@ def test_one_request_takes_the_time_of_its_steps() -> None:
 
 
 def test_ways_scatter_as_given_and_always_alike() -> None:
-    """Requests that meet nobody: each TTFT is its step and the median way, and one of the differences."""
+    """Requests that meet no other: each TTFT is its step and the median way, and one of the differences."""
     differences = (-0.5, 0.25, 2.0)
     made = random_requests(40, RandomLengths(100, 1), VOCAB, Random(1))
     alone = at_times(made, [10.0 * index for index in range(40)])

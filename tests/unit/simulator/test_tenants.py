@@ -108,7 +108,7 @@ def test_giving_way_costs_no_throughput(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def served(simulation: Simulation, tenant: str) -> int:
-    """Tokens of the requests that ended while everybody still sent, as they are charged."""
+    """Tokens of the requests that ended while all tenants still sent, as they are charged."""
     done = [record for record in records(simulation, tenant) if 4 < record.last <= FEWER_SECONDS]
     return sum(record.num_prompt_tokens + 2 * record.num_tokens for record in done)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from services.tokenizer.actor import TokenizerActor
-from services.tokenizer.renderers import RendererPool
+from services.tokenizer.confined.renderers import RendererPool
 from shared.config import Settings
 from shared.messages import (
     AddRequest,

@@ -8,8 +8,8 @@ import time
 import msgspec
 import pytest
 
+from services.tokenizer.confined.renderers import NUM_RENDERERS
 from services.tokenizer.lanes import LONG_TEXT
-from services.tokenizer.renderers import NUM_RENDERERS
 from shared.clocks.clock import steady_time
 from shared.errors import RejectCode
 from shared.messages import (

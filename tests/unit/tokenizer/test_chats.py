@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from services.tokenizer.chats import MAX_TOOLS, num_bytes, render_job, template_message
-from services.tokenizer.template import compile_template, render
+from services.tokenizer.confined.template import compile_template, render
 from shared.errors import RequestError
 from shared.messages import ChatMessage, ChatOptions, ToolCall
 from tests.unit.detokenizer.models import tokenizer

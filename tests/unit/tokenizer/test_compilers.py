@@ -15,11 +15,11 @@ import pytest
 import pytest_asyncio
 
 from scripts.bench.misuse.hostile import hostile
-from services.tokenizer import children
-from services.tokenizer.children import LONGEST
-from services.tokenizer.compiler import compile_one
-from services.tokenizer.compilers import CompilerPool
-from services.tokenizer.frames import Compilation, CompileJob
+from services.tokenizer.confined import children
+from services.tokenizer.confined.children import LONGEST
+from services.tokenizer.confined.compiler import compile_one
+from services.tokenizer.confined.compilers import CompilerPool
+from services.tokenizer.confined.frames import Compilation, CompileJob
 from shared.automata.compiling import Compiler
 from shared.errors import RejectCode, RequestError
 from shared.processes.idle_time import LEAST_URGENT
@@ -344,7 +344,7 @@ async def test_who_had_costly_formats_compiled_waits_and_nobody_else(monkeypatch
         return time.monotonic() - began
 
     for number in range(100):
-        assert await compile(f"real {number}", "busy") < 0.4, "real ones are nobody's debt, however many"
+        assert await compile(f"real {number}", "busy") < 0.4, "real ones are charged to no tenant, however many"
     await compile("costly 1", "hostile")
     began = time.monotonic()
     with pytest.raises(RequestError, match="has to wait") as caught:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from services.tokenizer.encoders import HUGE_TEXT
+from services.tokenizer.confined.encoders import HUGE_TEXT
 from services.tokenizer.lanes import Lane
 from shared.messages import (
     DecodeRequest,

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from jinja2 import TemplateError
 
-from services.tokenizer.frames import RenderJob
-from services.tokenizer.renderers import RendererPool
-from services.tokenizer.template import compile_template, render
+from services.tokenizer.confined.frames import RenderJob
+from services.tokenizer.confined.renderers import RendererPool
+from services.tokenizer.confined.template import compile_template, render
 from shared.errors import RejectCode, RequestError
 from shared.messages import ChatMessage
 from tests.unit.detokenizer.models import tokenizer

@@ -7,8 +7,8 @@ import asyncio
 import msgspec
 import pytest
 
-from services.tokenizer.compilers import CompilerPool
-from services.tokenizer.frames import Compilation, CompileJob
+from services.tokenizer.confined.compilers import CompilerPool
+from services.tokenizer.confined.frames import Compilation, CompileJob
 from shared.clocks.clock import steady_time
 from shared.errors import RejectCode
 from shared.messages import AddRequest, RequestHeader, RequestRejected, TokenizeRequest

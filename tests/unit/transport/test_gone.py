@@ -170,7 +170,7 @@ async def test_a_process_that_ends_is_noticed_before_its_heartbeats_are_missed(k
     outbox.flush()
     assert await asyncio.wait_for(listener.stdout.readline(), 10) == b"heard\n"
     await asyncio.sleep(2 * RETURN_SECONDS)
-    assert gone.empty(), "nobody is taken for gone who is there"
+    assert gone.empty(), "no peer that is there is taken for gone"
     listener.kill()
     assert await asyncio.wait_for(gone.get(), settings.deployment.heartbeat_timeout) == address
     await listener.wait()

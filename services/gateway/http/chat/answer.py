@@ -10,7 +10,7 @@ from services.gateway.http.answers.objects import given
 from services.gateway.http.chat.objects import AnswerMessage, Function, MessageDelta, ToolCallPart
 from services.gateway.http.conversation.blocks import Blocks, Kind
 from services.gateway.http.conversation.reader import call_id
-from services.gateway.http.parsing.parts import CallArguments, CallBegun, Content, Part, Reasoning
+from services.gateway.http.parsing.reading.parts import CallArguments, CallBegun, Content, Part, Reasoning
 
 
 def message_of(parts: Iterable[Part], shown: str = "") -> AnswerMessage:

@@ -32,7 +32,7 @@ from services.gateway.http.chat.options import begins_a_message, echoed, given_p
 from services.gateway.http.conversation.form import Conversation
 from services.gateway.http.conversation.prompt import ToolUse, read_messages
 from services.gateway.http.conversation.reader import AnswerReader
-from services.gateway.http.parsing.parts import Part
+from services.gateway.http.parsing.reading.parts import Part
 from services.gateway.http.requests.gate import Gate
 from services.gateway.http.requests.reading import field_error
 from services.gateway.http.requests.returning import Bookmark, Rest, positions_of

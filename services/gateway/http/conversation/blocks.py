@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import msgspec
 
-from services.gateway.http.parsing.parts import CallArguments, CallBegun, Content, Part, Reasoning
+from services.gateway.http.parsing.reading.parts import CallArguments, CallBegun, Content, Part, Reasoning
 
 
 class Kind(StrEnum):

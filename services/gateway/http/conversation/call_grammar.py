@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from services.gateway.http.conversation.objects import FunctionBody
-from services.gateway.http.parsing.parts import ArgumentStyle, CallFormat
-from services.gateway.http.parsing.values import is_always_text, types_of
+from services.gateway.http.parsing.reading.parts import ArgumentStyle, CallFormat
+from services.gateway.http.parsing.reading.values import is_always_text, types_of
 from services.gateway.http.requests.closed_objects import closed
 from shared.errors import RequestError
 from shared.requests.grammar import JSON_OPTIONS, OPTIONS_KEY, Grammar, GrammarKind

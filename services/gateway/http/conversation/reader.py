@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable
 
-from services.gateway.http.parsing.parts import CallArguments, CallBegun, Part, Reasoning
+from services.gateway.http.parsing.reading.parts import CallArguments, CallBegun, Part, Reasoning
 from services.gateway.http.parsing.registry import OutputParser
 from services.gateway.streams.stream import Stream, StreamDelta
 from shared.messages import FinishReason, SequenceText

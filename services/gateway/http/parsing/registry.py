@@ -7,17 +7,17 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.http.parsing.calls import CallParser, Schemas
-from services.gateway.http.parsing.deepseek import KIMI_BEGIN, DeepSeekV3Parser, DeepSeekV31Parser, KimiK2Parser
-from services.gateway.http.parsing.gemma import FunctionGemmaParser, Gemma4Parser
-from services.gateway.http.parsing.harmony import HarmonyAnswer, HarmonyParser
-from services.gateway.http.parsing.hermes import HermesParser
-from services.gateway.http.parsing.llama3 import Llama3Parser
-from services.gateway.http.parsing.mistral import MistralParser, PhiParser
-from services.gateway.http.parsing.parameters import DeepSeekV32Parser, GlmParser, Qwen3CoderParser
-from services.gateway.http.parsing.parts import Content, Parser, Part
-from services.gateway.http.parsing.pythonic import PythonicParser
-from services.gateway.http.parsing.think import BEGIN, END, ThinkParser
+from services.gateway.http.parsing.formats.deepseek import KIMI_BEGIN, DeepSeekV3Parser, DeepSeekV31Parser, KimiK2Parser
+from services.gateway.http.parsing.formats.gemma import FunctionGemmaParser, Gemma4Parser
+from services.gateway.http.parsing.formats.harmony import HarmonyAnswer, HarmonyParser
+from services.gateway.http.parsing.formats.hermes import HermesParser
+from services.gateway.http.parsing.formats.llama3 import Llama3Parser
+from services.gateway.http.parsing.formats.mistral import MistralParser, PhiParser
+from services.gateway.http.parsing.formats.parameters import DeepSeekV32Parser, GlmParser, Qwen3CoderParser
+from services.gateway.http.parsing.formats.pythonic import PythonicParser
+from services.gateway.http.parsing.formats.think import BEGIN, END, ThinkParser
+from services.gateway.http.parsing.reading.calls import CallParser, Schemas
+from services.gateway.http.parsing.reading.parts import Content, Parser, Part
 
 HARMONY = "openai"
 TOOL_PARSERS: Mapping[str, Callable[[Schemas | None], CallParser]] = {

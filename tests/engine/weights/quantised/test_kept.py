@@ -27,7 +27,7 @@ from tests.engine.driver import Driver
 from tests.engine.weights.quantised.encoders import Encoded, change_tensors, gptq, quantise
 from tests.engine.weights.quantised.test_layouts import GPTQ, LAYOUTS, SYMMETRIC, shuffled
 from tests.engine.weights.quantised.test_makers import FIXTURES
-from tests.kernels.natives import load_build
+from tests.kernels.cpu.natives import load_build
 
 ROOT = Path(__file__).resolve().parents[4]
 F32, I8 = torch.float32, torch.int8

@@ -170,7 +170,7 @@ def test_outputs_count_where_many_wait_and_only_as_long_as_they_can_be() -> None
         forecast.heard(str(index), 1.0)
         forecast.closed(str(index), 1.0 + 10.0 * (1 + index % 4), 101)
     alone = forecast.needed(None)
-    assert alone == forecast.wait < 0.1, "nobody waits: it may be quick"
+    assert alone == forecast.wait < 0.1, "no request waits: it may be quick"
     forecast.opened("one", 100.0)
     assert 40.0 <= forecast.needed(None) < 41.0, "three of four took no longer"
     assert 3.6 <= forecast.needed(10) < 4.0, "ten tokens at 0.4 s"

@@ -158,7 +158,7 @@ async def test_nobody_waits_for_ever(service: ServiceName) -> None:
 
 @contextlib.asynccontextmanager
 async def heard_of_the_scheduler(f: Front, *without: str) -> AsyncIterator[None]:
-    """It goes on sending rosters, whoever is missing."""
+    """It goes on sending rosters, whichever actors are missing."""
 
     async def announce() -> None:
         while True:

@@ -64,8 +64,8 @@ async def test_a_roster_of_another_time_changes_nothing() -> None:
         gateway, known = f.troupe.gateway, f.troupe.gateway.roster
         dropped = gateway.num_dropped
         for epoch in (2 * MAX_LEAP, 2**63, 2**64 - 1, -1):
-            f.troupe.tell(Roster(epoch, 1, [], None, 0, 0, "nobody gets on"))
-        f.troupe.tell(Roster(0, 10**9, [], None, 0, 0, "nobody gets on"))
+            f.troupe.tell(Roster(epoch, 1, [], None, 0, 0, "no actor is ready"))
+        f.troupe.tell(Roster(0, 10**9, [], None, 0, 0, "no actor is ready"))
         await until(lambda: gateway.num_dropped == dropped + 4)
         await asyncio.sleep(0.05)
         assert gateway.roster == known and not gateway.readiness.unwell

@@ -14,7 +14,7 @@ from services.cli.supervision.orders import Fulfilment, OrderDesk
 from services.cli.supervision.supervisor import Role, Supervisor
 from shared.messages import GetLoad, Load, MoveCounts, WorkerLoad
 from shared.processes.supervision import desk_path
-from tests.unit.cli.test_supervisor import FakeProcess
+from tests.unit.cli.supervision.test_supervisor import FakeProcess
 from tests.unit.gateway.http.client import Http, http
 
 KEYS = "operator:battery-staple,acme:correct-horse"

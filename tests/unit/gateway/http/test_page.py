@@ -1,5 +1,7 @@
-"""The page's document, its parts and the policy under which a browser shows them; tests/system/test_page.py looks at it
-in one."""
+"""The page's document, its parts and the policy under which a browser shows them.
+
+tests/system/packages/test_page.py looks at it in a browser.
+"""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ async def test_only_what_sending_takes_is_waited_for() -> None:
     hand.send(0.002)
     hand.work(0.004)  # a request of a megabyte is read
     assert hand.output() == 2
-    hand.work(0.004)  # while they send, nobody knows what it was for
+    hand.work(0.004)  # while they send, what the time was for is not known
     assert 0.003 < hand.throttle.rest() <= 0.004
 
 

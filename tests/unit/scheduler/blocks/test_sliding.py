@@ -14,8 +14,8 @@ from services.scheduler.state.policy import Policy
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import MAX_PREEMPTIONS, Sequence
 from shared.requests.beam import Beam
-from tests.unit.scheduler.beam_world import BeamWorld
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.worlds.beam_world import BeamWorld
+from tests.unit.scheduler.worlds.world import World
 
 SIZE = 8
 NAMES = [bytes([index]) * 16 for index in range(10)]

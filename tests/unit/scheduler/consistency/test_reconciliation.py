@@ -10,8 +10,8 @@ from services.scheduler.state.policy import Policy
 from services.scheduler.telemetry.journal import Alarm
 from shared.errors import ProtocolError, RejectCode
 from shared.messages import Holdings, Refusal, RefusedRow, StepResult
-from tests.unit.scheduler.rough_world import RoughWorld
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.worlds.rough_world import RoughWorld
+from tests.unit.scheduler.worlds.world import World
 
 PROMPT = list(range(1, 21))
 

@@ -19,9 +19,9 @@ from shared.messages import (
     UnloadAdapter,
     WorkerCapacity,
 )
-from tests.unit.scheduler.fake_worker import FakeWorker, capacity
-from tests.unit.scheduler.rough_world import RoughWorld
-from tests.unit.scheduler.storm import Storm
+from tests.unit.scheduler.worlds.fake_worker import FakeWorker, capacity
+from tests.unit.scheduler.worlds.rough_world import RoughWorld
+from tests.unit.scheduler.worlds.storm import Storm
 
 ADAPTERS = [Adapter(name, digest=name * 8, path=f"/{name}") for name in ("one", "two", "three", "four")]
 BROKEN = Adapter("broken", digest="broken", path="/broken")

@@ -28,8 +28,8 @@ from shared.messages import (
 )
 from shared.packing import pack_tokens
 from shared.requests.sampling import GenerationDefaults, SamplingParams
-from tests.unit.scheduler.fake_worker import capacity
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.worlds.fake_worker import capacity
+from tests.unit.scheduler.worlds.world import World
 
 ONE, TWO, THREE = (Adapter(name, digest=name * 8, path=f"/{name}") for name in ("one", "two", "three"))
 

@@ -13,7 +13,7 @@ from shared.messages import AddRequest, RequestHeader
 from shared.packing import pack_tokens
 from shared.requests.beam import Beam
 from shared.requests.sampling import MAX_BIAS, GenerationDefaults, Limits, SamplingParams, check_sampling
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.worlds.world import World
 
 LIMITS = Limits(vocab_size=100, max_model_len=64, max_input_length=40, max_num_blocks=4, block_size=16)
 NAN, INF = float("nan"), float("inf")

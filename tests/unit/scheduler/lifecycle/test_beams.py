@@ -15,8 +15,8 @@ from shared.messages import AddRequest, FinishReason, RequestHeader, StreamLost,
 from shared.packing import pack_tokens
 from shared.requests.beam import Beam, EarlyStopping
 from shared.requests.sampling import GenerationDefaults, SamplingParams
-from tests.unit.scheduler.beam_world import BeamWorker, BeamWorld, logprobs_of, search
-from tests.unit.scheduler.fake_worker import FakeWorker, capacity
+from tests.unit.scheduler.worlds.beam_world import BeamWorker, BeamWorld, logprobs_of, search
+from tests.unit.scheduler.worlds.fake_worker import FakeWorker, capacity
 
 PROMPT = list(range(1, 20))
 

@@ -6,7 +6,7 @@ import pytest
 
 from services.scheduler.lifecycle.outputs import GATHER_SECONDS
 from shared.messages import AttachRequest, FinishReason, StreamLost
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.worlds.world import World
 
 PROMPT = [3, 1, 4, 1, 5]
 

@@ -10,9 +10,9 @@ import pytest
 from services.scheduler.lifecycle.handovers import MAX_AT_ONCE
 from services.scheduler.state.policy import Policy
 from shared.messages import Leaving, MayLeave, ServeBlocks, StoreCapacity, WorkerRole
-from tests.unit.scheduler.fake_worker import capacity
-from tests.unit.scheduler.moving_world import SPACES, MovingWorld
-from tests.unit.scheduler.shell import Shell
+from tests.unit.scheduler.actor.shell import Shell
+from tests.unit.scheduler.worlds.fake_worker import capacity
+from tests.unit.scheduler.worlds.moving_world import SPACES, MovingWorld
 
 SIZE = 8
 PROMPT = [(7 * place) % 50 for place in range(60)]

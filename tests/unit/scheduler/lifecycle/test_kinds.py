@@ -11,8 +11,8 @@ from services.scheduler.lifecycle.parking import copy_of
 from shared.messages import AddRequest, RequestHeader, WorkerCapacity
 from shared.packing import pack_tokens
 from shared.requests.sampling import GenerationDefaults, SamplingParams
-from tests.unit.scheduler.fake_worker import capacity
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.worlds.fake_worker import capacity
+from tests.unit.scheduler.worlds.world import World
 
 
 def kind(name: str) -> WorkerCapacity:

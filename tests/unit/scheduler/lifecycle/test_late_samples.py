@@ -1,4 +1,4 @@
-"""Sequences with a grammar may lack a sample; what that does to the books, and to nobody else."""
+"""Sequences with a grammar may lack a sample; what that does to the books, and to no other sequence."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from services.scheduler.state.policy import Policy
 from shared.errors import ProtocolError, RejectCode
 from shared.messages import AdmittedSequence, StepPlan, StepResult
 from shared.requests.grammar import Grammar, GrammarKind
-from tests.unit.scheduler.fake_worker import FakeWorker, Row, capacity
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.worlds.fake_worker import FakeWorker, Row, capacity
+from tests.unit.scheduler.worlds.world import World
 
 GRAMMAR = Grammar(GrammarKind.COMPILED, "start: /.*/", "guided_regex")
 

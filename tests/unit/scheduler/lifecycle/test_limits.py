@@ -14,8 +14,8 @@ from shared.errors import RejectCode, RequestError
 from shared.messages import AddRequest, RequestHeader
 from shared.packing import pack_tokens
 from shared.requests.sampling import GenerationDefaults, Limits, SamplingParams
-from tests.unit.scheduler.fake_worker import capacity
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.worlds.fake_worker import capacity
+from tests.unit.scheduler.worlds.world import World
 
 QUEUES = Policy(max_num_queued_reqs=3, max_num_queued_tokens=10)
 

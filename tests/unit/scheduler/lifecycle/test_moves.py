@@ -7,9 +7,9 @@ import pytest
 from services.scheduler.state.policy import Policy
 from services.scheduler.state.replica import Replica
 from shared.messages import BlocksMoved, DropBlocks, FetchBlocks, LookUpBlocks, OfferBlocks, StoreContents
-from tests.unit.scheduler.fake_worker import capacity
-from tests.unit.scheduler.moving_world import SPACES
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.worlds.fake_worker import capacity
+from tests.unit.scheduler.worlds.moving_world import SPACES
+from tests.unit.scheduler.worlds.world import World
 
 SIZE = 8
 NAMES = [bytes([index]) * 16 for index in range(10)]

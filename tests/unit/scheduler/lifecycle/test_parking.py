@@ -9,7 +9,7 @@ from shared.errors import RejectCode
 from shared.messages import AddRequest, AttachRequest, OpenStream, RequestHeader, StreamLost, TokenLogprobs
 from shared.packing import pack_tokens
 from shared.requests.sampling import GenerationDefaults, SamplingParams
-from tests.unit.scheduler.world import World, expected
+from tests.unit.scheduler.worlds.world import World, expected
 
 PROMPT = [1, 2, 3]
 

@@ -12,8 +12,8 @@ from shared.messages import AddRequest, RequestHeader
 from shared.packing import pack_tokens
 from shared.requests.grammar import Grammar, GrammarKind
 from shared.requests.sampling import GenerationDefaults, SamplingParams
-from tests.unit.scheduler.beam_world import BeamWorld
-from tests.unit.scheduler.world import World, expected
+from tests.unit.scheduler.worlds.beam_world import BeamWorld
+from tests.unit.scheduler.worlds.world import World, expected
 
 
 def resumption(

@@ -16,7 +16,7 @@ from services.scheduler.lifecycle.routing import (
 )
 from services.scheduler.state.policy import Policy
 from services.scheduler.state.sequence import Sequence
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.worlds.world import World
 
 BLOCK = 8
 

@@ -6,8 +6,8 @@ import pytest
 
 from shared.errors import RejectCode
 from shared.messages import WorkerCapacity
-from tests.unit.scheduler.fake_worker import capacity
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.worlds.fake_worker import capacity
+from tests.unit.scheduler.worlds.world import World
 
 SMALL = capacity(num_blocks=8, block_size=8, max_model_len=64)
 

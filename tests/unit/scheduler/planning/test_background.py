@@ -15,9 +15,9 @@ from services.scheduler.telemetry.stalls import StallWatch
 from shared.errors import RejectCode
 from shared.metrics.histogram import STEP_TOKENS, Histogram
 from shared.requests.beam import Beam
-from tests.unit.scheduler.beam_world import BeamWorld
-from tests.unit.scheduler.fake_draft import FakeDraft
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.worlds.beam_world import BeamWorld
+from tests.unit.scheduler.worlds.fake_draft import FakeDraft
+from tests.unit.scheduler.worlds.world import World
 
 
 def prompt(length: int, first: int = 0) -> list[int]:

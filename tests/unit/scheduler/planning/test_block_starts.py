@@ -6,8 +6,8 @@ import pytest
 
 from services.scheduler.state.policy import Policy
 from shared.tracing.phases import Miss
-from tests.unit.scheduler.timed import Timed
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.worlds.timed import Timed
+from tests.unit.scheduler.worlds.world import World
 
 SIZE = 8
 FIRST = [(7 * i + 3) % 50 for i in range(3 * SIZE)]

@@ -8,7 +8,7 @@ from services.scheduler.planning.branching import branch_off
 from services.scheduler.planning.plan_builder import PlanBuilder
 from services.scheduler.state.policy import Policy
 from services.scheduler.state.sequence import Status
-from tests.unit.scheduler.timed import Timed
+from tests.unit.scheduler.worlds.timed import Timed
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from services.scheduler.state.policy import Policy
 from shared.messages import StepPlan
 from shared.requests.beam import Beam
 from shared.requests.grammar import Grammar, GrammarKind
-from tests.unit.scheduler.beam_world import BeamWorld
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.worlds.beam_world import BeamWorld
+from tests.unit.scheduler.worlds.world import World
 
 SIZE = 8
 LEAST = LEAST_BLOCKS * SIZE

@@ -1,4 +1,4 @@
-"""Tenants share by weight what there is; priorities age; nobody is preempted more than three times."""
+"""Tenants share by weight what there is; priorities age; no sequence is preempted more than three times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shared.errors import ConfigError
 from shared.messages import AddRequest, RequestHeader
 from shared.packing import pack_tokens
 from shared.requests.sampling import GenerationDefaults, SamplingParams
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.worlds.world import World
 
 
 def add(

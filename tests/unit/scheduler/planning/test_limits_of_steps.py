@@ -9,10 +9,10 @@ from services.scheduler.state.policy import Policy
 from services.scheduler.state.sequence import Sequence
 from shared.messages import FetchBlocks, StoreContents
 from shared.requests.beam import Beam
-from tests.unit.scheduler.beam_world import BeamWorld
-from tests.unit.scheduler.fake_worker import capacity
-from tests.unit.scheduler.moving_world import SPACES
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.worlds.beam_world import BeamWorld
+from tests.unit.scheduler.worlds.fake_worker import capacity
+from tests.unit.scheduler.worlds.moving_world import SPACES
+from tests.unit.scheduler.worlds.world import World
 
 SIZE = 8
 

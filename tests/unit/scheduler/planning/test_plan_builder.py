@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.scheduler.planning.plan_builder import PlanBuilder
 from services.scheduler.state.policy import Policy
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.worlds.world import World
 
 
 def test_a_sequence_that_is_dropped_before_the_plan_is_made_has_no_part_in_it() -> None:

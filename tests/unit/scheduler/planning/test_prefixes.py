@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.scheduler.state.policy import Policy
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.worlds.world import World
 
 SIZE = 8
 PROMPT = [(7 * i) % 50 for i in range(2 * SIZE)]

@@ -7,7 +7,7 @@ import pytest
 from services.scheduler.planning import quarantine
 from services.scheduler.planning.quarantine import WorkerDeaths
 from services.scheduler.state.sequence import Request
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.worlds.world import World
 
 
 def world_of(num_requests: int) -> tuple[World, list[Request]]:

@@ -9,7 +9,7 @@ import pytest
 from services.scheduler.state.policy import Policy
 from shared.errors import ProtocolError, RejectCode
 from shared.messages import FinishReason, StepResult, StopMatched, StreamLost
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.worlds.world import World
 
 
 def prompt(length: int, first: int = 0) -> list[int]:
@@ -133,7 +133,7 @@ def test_a_prefix_that_many_bring_at_once_is_computed_once(budget: int) -> None:
     world.run()
     world.assert_outputs()
     prefilled = sum(sum(plan.num_scheduled_tokens) for plan in world.trace) - 32 * 2  # two decode steps each
-    assert prefilled == 160 + 32 * 9, "nobody computed what another was computing"
+    assert prefilled == 160 + 32 * 9, "no sequence computed what another was computing"
     assert world.scheduler.counters.num_prefix_cache_hits == 31 * 160
 
 

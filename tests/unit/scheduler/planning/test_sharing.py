@@ -1,4 +1,4 @@
-"""Who goes ahead of whom at a worker that several tenants want, and that nobody's tokens change for it."""
+"""Which request goes first at a worker that several tenants want, and that no request's tokens change for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from services.scheduler.state.policy import Policy
 from services.scheduler.state.sequence import MAX_PREEMPTIONS, Sequence, Status
 from shared.messages import StepPlan
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.worlds.world import World
 
 
 def world(**policy: object) -> World:

@@ -27,9 +27,9 @@ from services.scheduler.state.policy import Policy
 from shared.errors import FatalError, ProtocolError
 from shared.messages import encode
 from shared.processes.losses import RECORDING, losses
-from tests.unit.scheduler.fake_draft import FakeDraft
-from tests.unit.scheduler.fake_worker import capacity
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.worlds.fake_draft import FakeDraft
+from tests.unit.scheduler.worlds.fake_worker import capacity
+from tests.unit.scheduler.worlds.world import World
 
 ROOT = Path(__file__).resolve().parents[4]
 RECORDINGS = Path(__file__).parent / "recordings"

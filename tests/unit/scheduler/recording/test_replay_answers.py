@@ -14,8 +14,8 @@ from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.policy import Policy
 from shared.errors import ProtocolError
 from shared.messages import AddRequest, StepPlan, StepResult, encode, schema_hash
-from tests.unit.scheduler.fake_worker import capacity
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.worlds.fake_worker import capacity
+from tests.unit.scheduler.worlds.world import World
 
 
 def plan(step_id: int, **more: Any) -> bytes:

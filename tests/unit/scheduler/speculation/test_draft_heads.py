@@ -9,10 +9,10 @@ import pytest
 
 from services.scheduler.state.policy import Policy
 from shared.messages import StepPlan
-from tests.unit.scheduler.fake_draft import FakeDraft
-from tests.unit.scheduler.fake_worker import capacity, drafts_of
 from tests.unit.scheduler.speculation.test_speculation import Storm
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.worlds.fake_draft import FakeDraft
+from tests.unit.scheduler.worlds.fake_worker import capacity, drafts_of
+from tests.unit.scheduler.worlds.world import World
 
 EVENTS = int(os.environ.get("PAGEANT_TEST_EVENTS", "100000")) // 25
 

@@ -13,9 +13,9 @@ from services.scheduler.state.policy import Policy
 from shared.errors import ProtocolError
 from shared.messages import DraftDistribution, DraftProposals, DraftUpdate, StepPlan, StepResult
 from shared.requests.grammar import Grammar, GrammarKind
-from tests.unit.scheduler.fake_draft import FakeDraft
-from tests.unit.scheduler.fake_worker import drafts_of
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.worlds.fake_draft import FakeDraft
+from tests.unit.scheduler.worlds.fake_worker import drafts_of
+from tests.unit.scheduler.worlds.world import World
 
 EVENTS = int(os.environ.get("PAGEANT_TEST_EVENTS", "100000")) // 4
 ENOUGH = 24_000  # to see everything

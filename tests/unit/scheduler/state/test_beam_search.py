@@ -12,7 +12,7 @@ from services.scheduler.state.beam_search import BeamOutput, BeamSearch, Hypothe
 from shared.messages import TokenLogprobs
 from shared.requests.beam import Beam, EarlyStopping
 from shared.requests.sampling import SamplingParams
-from tests.unit.scheduler.beam_world import logprobs_of, search
+from tests.unit.scheduler.worlds.beam_world import logprobs_of, search
 
 VOCAB = 4
 LENGTH = 4

@@ -12,7 +12,7 @@ from services.scheduler.blocks.stores import StoreIndex
 from services.scheduler.state.moves import ReplicaMoves
 from services.scheduler.state.peers import Peers
 from shared.messages import StoreContents
-from tests.unit.scheduler.fake_worker import capacity
+from tests.unit.scheduler.worlds.fake_worker import capacity
 
 SPACE = b"s" * 16
 NAMES = [index.to_bytes(16, "big") for index in range(200)]

@@ -18,8 +18,8 @@ from services.scheduler.state.peers import Peer, Peers
 from services.scheduler.state.policy import Policy
 from shared.errors import ProtocolError
 from shared.messages import BlocksMoved, FetchBlocks, ServeBlocks
-from tests.unit.scheduler.fake_worker import capacity
-from tests.unit.scheduler.moving_world import SPACES, MovingWorld
+from tests.unit.scheduler.worlds.fake_worker import capacity
+from tests.unit.scheduler.worlds.moving_world import SPACES, MovingWorld
 
 SPACE = b"s" * 16
 NAMES = [bytes([index]) * 16 for index in range(8)]

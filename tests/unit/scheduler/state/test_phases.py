@@ -10,8 +10,8 @@ from services.scheduler.state.phases import WorkerClocks
 from services.scheduler.state.policy import Policy
 from shared.messages import AttachRequest, LatencyBreakdown
 from shared.tracing.phases import NUM_PHASES, QUEUE, Phase
-from tests.unit.scheduler.fake_draft import FakeDraft
-from tests.unit.scheduler.timed import STEP, Timed
+from tests.unit.scheduler.worlds.fake_draft import FakeDraft
+from tests.unit.scheduler.worlds.timed import STEP, Timed
 
 
 def prompt(length: int, first: int = 0) -> list[int]:

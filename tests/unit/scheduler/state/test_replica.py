@@ -6,7 +6,7 @@ import pytest
 
 from services.scheduler.state.replica import Replica
 from services.scheduler.state.sequence import Sequence
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.worlds.world import World
 
 
 def running(num_blocks: int, sliding: tuple[tuple[int, int], ...] = ()) -> tuple[Replica, Sequence]:

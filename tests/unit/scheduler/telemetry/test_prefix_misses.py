@@ -8,7 +8,7 @@ from services.scheduler.blocks.name_times import NameTimes
 from services.scheduler.state.policy import Policy
 from services.scheduler.telemetry.prefix_misses import fingerprints
 from shared.tracing.phases import Miss
-from tests.unit.scheduler.timed import Timed
+from tests.unit.scheduler.worlds.timed import Timed
 
 BLOCK = 8
 

@@ -10,7 +10,7 @@ from services.scheduler.membership.roster import Membership
 from services.scheduler.state.policy import Policy
 from services.scheduler.telemetry.stalls import StallWatch
 from shared.messages import DraftCapacity, Heartbeat, Hello, ServiceName, WorkerCapacity
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.worlds.world import World
 
 
 def test_a_worker_with_work_and_no_step_is_stalled() -> None:

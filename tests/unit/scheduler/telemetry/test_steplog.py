@@ -9,7 +9,7 @@ from services.scheduler.state.policy import Policy
 from services.scheduler.state.step import Step
 from services.scheduler.telemetry.steplog import StepLog, StepMeter, num_new_prompt_tokens, num_prompt_tokens
 from shared.messages import StepResult
-from tests.unit.scheduler.world import World
+from tests.unit.scheduler.worlds.world import World
 
 
 def test_a_line_says_what_a_step_was_made_of_once_it_is_answered() -> None:

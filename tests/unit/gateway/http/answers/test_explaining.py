@@ -82,7 +82,7 @@ async def test_phases_add_up_to_what_the_client_waited_for(path: str, stream: bo
         assert (told["phases"]["queue_blocks"], told["phases"]["prefill"]) == pytest.approx((4, 3), abs=0.01)
         assert (told["num_ahead"], told["num_chunks"], told["num_preemptions"]) == (14, 2, 0)
         assert told["evicted_ago_ms"] == 5120
-        assert told["misses"] == {"evicted": 5, "never_seen": 7}, "another tenant's cache is told to nobody"
+        assert told["misses"] == {"evicted": 5, "never_seen": 7}, "what another tenant's cache holds is not said"
         assert told["cause"].endswith(" generating")
 
 

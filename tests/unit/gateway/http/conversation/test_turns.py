@@ -6,7 +6,7 @@ import pytest
 
 from services.gateway.http.conversation.blocks import Blocks, Closed, Grown, Kind, Opened
 from services.gateway.http.conversation.turns import Turns
-from services.gateway.http.parsing.parts import CallArguments, CallBegun, Content, Reasoning
+from services.gateway.http.parsing.reading.parts import CallArguments, CallBegun, Content, Reasoning
 from shared.errors import RequestError
 
 

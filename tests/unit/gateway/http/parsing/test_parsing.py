@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from services.gateway.http.parsing.calls import CallParser
-from services.gateway.http.parsing.parts import CallArguments, CallBegun, Content, Part, Reasoning
+from services.gateway.http.parsing.reading.calls import CallParser
+from services.gateway.http.parsing.reading.parts import CallArguments, CallBegun, Content, Part, Reasoning
 from services.gateway.http.parsing.registry import (
     HARMONY,
     TOOL_PARSERS,

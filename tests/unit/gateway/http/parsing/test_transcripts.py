@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from services.gateway.http.parsing.parts import CallArguments, CallBegun, Content, Part, Reasoning
+from services.gateway.http.parsing.reading.parts import CallArguments, CallBegun, Content, Part, Reasoning
 from services.gateway.http.parsing.registry import OutputParser, make_reasoning_parser, make_tool_parser
 from tests.unit.gateway.http.parsing.test_parsing import read
 

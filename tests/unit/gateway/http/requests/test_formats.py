@@ -9,7 +9,7 @@ import pytest
 
 from services.gateway.http.conversation.call_grammar import any_calls, named_call
 from services.gateway.http.conversation.objects import FunctionBody
-from services.gateway.http.parsing.parts import CallArguments, CallBegun
+from services.gateway.http.parsing.reading.parts import CallArguments, CallBegun
 from services.gateway.http.parsing.registry import make_tool_parser
 from shared.automata.automaton import Automaton, make_automaton
 from shared.automata.compiling import Compiler

@@ -1,0 +1,1 @@
+"""The formats in which models write reasoning and calls of tools, a module each."""
