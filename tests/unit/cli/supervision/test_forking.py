@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -42,7 +43,7 @@ child = server.fork("program", {"OWN": sys.argv[1]}, 1, 2, lambda: sys.exit("it 
 while not child.pid:
     child.poll()
     time.sleep(0.005)
-print(child.pid, flush=True)
+print(f"<{child.pid}>", flush=True)
 time.sleep(60)
 """
 THREADED = """
@@ -258,8 +259,10 @@ def test_what_was_forked_dies_with_its_supervisor(make: Callable[..., Programs],
         [sys.executable, "-c", SUPERVISOR, str(tmp_path / "end")], stdout=subprocess.PIPE
     ) as supervisor:
         assert supervisor.stdout is not None
-        words = [supervisor.stdout.readline() for _ in range(2)]  # the program's own line is among them
-        pid = next(int(line) for line in words if line.strip().isdigit())
+        printed = b""
+        while (found := re.search(rb"<(\d+)>", printed)) is None:  # the program prints too, also within this line
+            printed += supervisor.stdout.readline()
+        pid = int(found[1])
         assert Path(f"/proc/{pid}").exists()
         supervisor.kill()
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
