@@ -39,7 +39,7 @@ from engine.loading.vocabulary import GrammarVocabulary
 from engine.lora.adapter import Take, read_adapter
 from engine.modeling.kv_pool import KVPool
 from engine.modeling.model import HoldsAdapters, KeepsStates, Model
-from engine.modeling.pool_backing import IdleTime
+from engine.modeling.pool_backing import SETTLE, IdleTime
 from engine.modeling.ranks.torch_ranks import TorchRankDecoder
 from engine.sampling.sampler import Sampler
 from engine.weights.digest import DigestMemory, user_memory
@@ -91,7 +91,7 @@ def load_runner(
 
 def make_runner(settings: Settings, loaded: LoadedModel, *, prepares: bool = False) -> ModelRunner:
     idle = IdleTime()
-    idle.pause()  # until an epoch begins
+    idle.go_on(SETTLE)
     vocabulary = GrammarVocabulary(resolve_model_dir(settings.engine.model), loaded.model.spec.vocab_size)
     if prepares:
         vocabulary.prepare(idle)

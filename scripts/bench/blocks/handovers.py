@@ -32,7 +32,7 @@ TYPES: dict[str, dict[str, Any]] = {
 }
 BLOCK_SIZE, NUM_PROMPT, NUM_TOKENS, NUM_STREAMS = 16, 480, 320, 8
 MOST_GAP, MOST_AGAIN = 3.0, BLOCK_SIZE + 16  # steps; tokens
-PAUSE_SECONDS = 1.0  # after an order to leave, in which its requests go over; and before it
+PAUSE_SECONDS = 1.0  # around the time at which a stream goes over, and before the order to leave
 IDLE_SECONDS = 3.0  # after the start: workers read in the first idle second what grammars need
 BEGUN = 16  # tokens of each stream before that
 SETTINGS: dict[str, Any] = {"num_threads": 1, "num_blocks": 1024, "log_level": "info"}
@@ -125,6 +125,13 @@ def computed_again(lines: list[dict[str, Any]]) -> dict[tuple[str, int], int]:
     return found
 
 
+def handed_over(lines: list[dict[str, Any]]) -> dict[tuple[str, int], float]:
+    """When each sequence went over, by the wall clock."""
+    return {
+        (line["request_id"], line["index"]): line["at"] for line in lines if line["event"] == "sequence_handed_over"
+    }
+
+
 def gaps(record: StreamRecord, begin: float, end: float) -> list[float]:
     inside = [when for when in record.times if begin <= when <= end]
     return [later - sooner for sooner, later in pairwise(inside)]
@@ -167,8 +174,9 @@ def measure_pauses(model: Path, rounds: int) -> list[Result]:
     A step of the bundled model is shorter than what passes between services in one.
     """
     steps: list[float] = []  # all in seconds
-    moved: list[float] = []  # gaps while and after the worker leaves, of streams that went over
-    others: list[float] = []
+    moved: list[float] = []  # gaps around the time at which a stream goes over
+    others: list[float] = []  # of the other streams, until all have gone over
+    drains: list[float] = []  # until the last stream has gone over
     for seed in range(rounds):
         ordered: list[float] = []
 
@@ -178,12 +186,17 @@ def measure_pauses(model: Path, rounds: int) -> list[Result]:
 
         settings = TYPES["bfloat16"] | {"model": str(model)}
         records, lines = run(settings, asks(0, 10 + seed), ["--workers", "2"], dismiss_now, idle=IDLE_SECONDS)
-        again = computed_again(lines)
+        behind = time.time() - time.perf_counter()  # of a moment by the wall clock, from the same by the other
+        went = {key: at - behind for key, at in handed_over(lines).items()}
         (begin,) = ordered
+        last = max(went.values(), default=begin)
+        drains.append(last - begin)
         steps += [gap for record in records for gap in gaps(record, begin - PAUSE_SECONDS, begin)]
         for record in records:
-            found = moved if (record.request_id, record.index) in again else others
-            found += gaps(record, begin, begin + PAUSE_SECONDS)
+            if (at := went.get((record.request_id, record.index))) is not None:
+                moved += gaps(record, at - PAUSE_SECONDS / 2, at + PAUSE_SECONDS / 2)
+            else:
+                others += gaps(record, begin, last + PAUSE_SECONDS / 2)
     step = median(steps)
     ratios = [sorted(gap / step for gap in one) for one in (moved, others)]
     what = f"model S, {rounds} workers leave"
@@ -193,4 +206,5 @@ def measure_pauses(model: Path, rounds: int) -> list[Result]:
         Result(f"{what}: gaps of the others, p99", percentile(ratios[1], 99), "steps"),
         Result(f"{what}: the longest of these", max(ratios[1], default=math.nan), "steps"),
         Result(f"{what}: a step, before", 1000 * step, "ms"),
+        Result(f"{what}: from the order until the last stream has gone over, at most", max(drains), "s"),
     ]

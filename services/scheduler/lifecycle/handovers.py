@@ -20,7 +20,10 @@ from services.scheduler.state.sequence import Request, Sequence, Status
 
 MAX_AT_ONCE = 8  # requests on their way from one worker that leaves
 MAX_ROUNDS = 8  # fetches for a request whose blocks go on growing; then it goes over, and waits for the rest there
-MAX_LOOKS = 64  # at a request whose blocks are there, until it has little more than these
+MAX_BLOCKS = 2  # that are fetched one by one, until a request has little more than its full blocks
+MAX_LOOKS = 256  # at a request whose blocks are there, in all
+FREE_TOKENS = 8  # computed again in a step at the target, which it hardly notices; or as many as it has rows
+MAX_AWAITED = 4  # steps of the target, for which a sequence that goes over is awaited
 
 
 @dataclass(slots=True)
@@ -31,7 +34,17 @@ class Handover:
     target: str
     num_there: dict[Sequence, int] = field(default_factory=dict)  # blocks that the target had when it was asked last
     num_rounds: int = 0
-    num_looks: int = 0  # at a time when it had all blocks
+    tails: dict[Sequence, int] = field(default_factory=dict)  # tokens behind these, where it has all of them
+    num_late: int = 0  # blocks that came when its tail was long already
+    num_looks: int = 0  # at a time when the target had all blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A sequence that was handed over, and is not scheduled at the target yet."""
+
+    num_tokens: int  # that the target computes again
+    num_steps: int  # of the target, at that time
 
 
 class Handovers:
@@ -46,6 +59,7 @@ class Handovers:
         self._moves = moves
         self._has_names = policy.enable_prefix_caching
         self._open: dict[Request, Handover] = {}
+        self._arriving: dict[Sequence, Arrival] = {}
         self._released: set[str] = set()  # workers that were told that they may leave
 
     def leave(self, worker: str) -> None:
@@ -71,6 +85,21 @@ class Handovers:
             for one in self._replicas.values():
                 if one.instance in self._moves.leaving:
                     self._advance_leaving(one)
+        else:
+            self._arriving.clear()
+
+    def awaits_result(self, replica: Replica) -> bool:
+        """Whether a worker's next plan has to wait for the step in flight: streams go over to it, and a step that is
+        sent ahead is one more that they, and the fetches of their blocks, would wait for."""
+        return bool(self._moves.leaving) and (
+            any(one.target == replica.instance for one in self._open.values())
+            or any(
+                sequence.worker == replica.instance
+                and sequence.status is Status.WAITING
+                and replica.num_steps - arrival.num_steps < MAX_AWAITED
+                for sequence, arrival in self._arriving.items()
+            )
+        )
 
     def forget(self, replica: Replica) -> None:
         """A life of a worker is over."""
@@ -120,6 +149,7 @@ class Handovers:
         for sequence in (*source.running, *source.waiting):
             by_request.setdefault(sequence.request, []).append(sequence)
         self._open = {r: one for r, one in self._open.items() if one.source != source.instance or r in by_request}
+        self._arriving = {s: arrival for s, arrival in self._arriving.items() if s.status is Status.WAITING}
         num_open = sum(one.source == source.instance for one in self._open.values())
         for request, here in by_request.items():
             if not self._can_leave(request, here[0]):
@@ -134,7 +164,10 @@ class Handovers:
                 num_open += 1
             if (one := self._open.get(request)) is not None:
                 target = self._target(here[0], one.target)
-                if target is not None and self._is_there(one, here, source, target):
+                if target is None or not self._is_there(one, here, source, target):
+                    continue
+                if self._is_time(one, target, source.block_size):
+                    self._arriving |= {s: Arrival(count, target.num_steps) for s, count in one.tails.items()}
                     self._hand_over(request, here, source, target)
 
     def _can_leave(self, request: Request, first: Sequence) -> bool:
@@ -144,9 +177,10 @@ class Handovers:
     def _is_there(self, one: Handover, here: list[Sequence], source: Replica, target: Replica) -> bool:
         """Whether the target has what is computed, or gets no more of it in this way."""
         if one.target != target.instance:
-            one.target, one.num_rounds, one.num_looks = target.instance, 0, 0
+            one.target, one.num_rounds, one.num_looks, one.num_late = target.instance, 0, 0, 0
             one.num_there.clear()
         is_there = True
+        one.tails.clear()
         for sequence in here:
             names = self._names(sequence, source) if sequence.status is Status.RUNNING else []
             before = num_there = one.num_there.get(sequence, 0)
@@ -157,15 +191,20 @@ class Handovers:
                 one.num_rounds += num_there > before
                 is_there &= not target.moves.follow(names) or one.num_rounds > MAX_ROUNDS
             elif names:
-                is_there &= self._is_time(one, sequence, source.block_size)
+                one.tails[sequence] = sequence.num_tokens + sequence.num_pending - num_there * source.block_size
+                one.num_late += num_there > before and one.tails[sequence] > source.block_size // 2
         return is_there
 
-    def _is_time(self, one: Handover, sequence: Sequence, block_size: int) -> bool:
-        """Whether little is computed again at the target.  Soon after a block is full that is a few tokens; later, up
-        to a block of each sequence, in one step that all streams there wait for."""
+    def _is_time(self, one: Handover, target: Replica, block_size: int) -> bool:
+        """Whether little is computed again at the target, in a step that all streams there wait for.  Soon after a
+        block is full it is a few tokens of each sequence; several requests share a step while that has few."""
         one.num_looks += 1
-        tail = sequence.num_tokens + sequence.num_pending - one.num_there[sequence] * block_size
-        return tail <= block_size // 2 or one.num_looks > MAX_LOOKS
+        if not one.tails or one.num_looks > MAX_LOOKS:
+            return True
+        num_arriving = sum(one.num_tokens for s, one in self._arriving.items() if s.worker == target.instance)
+        has_room = num_arriving + sum(one.tails.values()) <= max(FREE_TOKENS, len(target.running))
+        is_short = max(one.tails.values()) <= block_size // 2 or one.num_late > MAX_BLOCKS
+        return is_short and (has_room or not num_arriving)
 
     def _is_empty(self, worker: str) -> bool:
         replica = self._replicas.get(worker)

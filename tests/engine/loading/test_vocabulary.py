@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from engine.loading import vocabulary
+from engine.loading.load import load_runner
 from engine.loading.vocabulary import GrammarVocabulary
 from engine.modeling.pool_backing import IdleTime
 from shared.automata.limits import GrammarError
 from shared.automata.vocabulary import Vocabulary, load_vocabulary
+from shared.config import Settings
 from shared.text.tokenization import load_tokenizer
 
 MODEL = Path(__file__).resolve().parents[3] / "models" / "pageant-stories"
@@ -70,3 +72,11 @@ def test_a_checkpoint_without_a_tokenizer_refuses_grammars_alone(tmp_path: Path)
     until_read()
     with pytest.raises(GrammarError):
         made([1])
+
+
+def test_a_worker_reads_it_before_the_first_request(loads: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later it may have no idle time, and all its streams would wait."""
+    monkeypatch.setattr("engine.loading.load.SETTLE", 0.0)
+    load_runner(Settings.of(model=str(MODEL), num_blocks=64), prepares=True)
+    until_read()
+    assert loads == [ENDS]

@@ -119,6 +119,58 @@ def test_some_requests_at_a_time_are_on_their_way_from_a_worker_that_leaves() ->
     w.assert_outputs()
 
 
+def test_few_tokens_are_computed_again_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests whose blocks are full at the same time do not go over at the same time."""
+    monkeypatch.setattr("services.scheduler.lifecycle.handovers.FREE_TOKENS", 4)
+    w = MovingWorld(Policy(max_num_batched_tokens=512), workers=0)
+    w.join("w0", capacity(200, block_space=SPACES[SIZE]))
+    for index in range(5):
+        w.add(f"r{index}", [index, *PROMPT[:40]], max_tokens=90)
+    for _ in range(20):
+        step(w)
+    w.join("w1", capacity(200, block_space=SPACES[SIZE]))
+    w.leave("w0")
+    for _ in range(60):
+        if "w0" not in w.workers:
+            break
+        step(w)
+    plans = [plan for plan in w.trace if plan.epoch == 2 and plan.admitted]
+    again = [[plan.num_scheduled_tokens[plan.rows.index(one.row)] for one in plan.admitted] for plan in plans]
+    assert sum(len(tokens) for tokens in again) == 5 and len(again) > 2
+    assert all(len(tokens) == 1 or sum(tokens) <= 5 for tokens in again), "4, or as many as there are rows"
+    w.settle()
+    w.assert_outputs()
+
+
+def test_no_step_is_sent_ahead_where_streams_go_over() -> None:
+    w = world(WorkerRole.BOTH, WorkerRole.BOTH)
+    w.add("r", PROMPT, max_tokens=60)
+    w.add("s", PROMPT[::-1], max_tokens=60)
+    for _ in range(10):
+        step(w)
+    replicas = w.scheduler.replicas
+    assert [len(replica.running) for replica in replicas.values()] == [1, 1]
+
+    def num_ahead(name: str) -> int:
+        while replicas[name].in_flight:
+            while w.work(name) or w.hear(name):
+                pass
+        w.plan(name)
+        w.plan(name)
+        return len(replicas[name].in_flight)
+
+    assert (num_ahead("w0"), num_ahead("w1")) == (2, 2)
+    w.leave("w0")
+    w.plan("w0")
+    assert num_ahead("w1") == 1, "it would be one more for which they wait"
+    assert num_ahead("w0") == 2, "its tokens come while the other worker ends its step"
+    for _ in range(40):
+        step(w)
+    assert list(w.workers) == ["w1"] and num_ahead("w1") == 2
+    w.settle()
+    w.assert_outputs("r", "s")
+
+
 def test_without_names_for_blocks_requests_go_over_at_once_and_are_computed_again() -> None:
     w = MovingWorld(Policy(max_num_batched_tokens=64, enable_prefix_caching=False), workers=0)
     w.join("w0", capacity(block_space=SPACES[SIZE]))
