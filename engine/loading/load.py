@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.description.names import Part, TensorMap
+from engine.description.reading import read_config
 from engine.description.spec import ModelSpec
 from engine.execution.adapters import AdapterBank
 from engine.execution.constraints.row_automata import RowAutomata
@@ -39,7 +40,7 @@ from engine.loading.vocabulary import GrammarVocabulary
 from engine.lora.adapter import Take, read_adapter
 from engine.modeling.kv_pool import KVPool
 from engine.modeling.model import HoldsAdapters, KeepsStates, Model
-from engine.modeling.pool_backing import SETTLE, IdleTime
+from engine.modeling.pool_backing import IdleTime
 from engine.modeling.ranks.torch_ranks import TorchRankDecoder
 from engine.sampling.sampler import Sampler
 from engine.weights.digest import DigestMemory, user_memory
@@ -78,23 +79,27 @@ def load_runner(
     kept: KeptPart | None = None,
     prepares: bool = False,
 ) -> ModelRunner:
-    """A runner ready for plans; `has_windows`, `ranks` and `kept` as in `load_model`.  `prepares`: it does in idle time
+    """A runner ready for plans; `has_windows`, `ranks` and `kept` as in `load_model`.  `prepares`: it reads meanwhile
     what the first request with a grammar would wait for.
 
     Raises ModelError for the checkpoint's faults, ConfigError for the settings'.
     """
+    directory = resolve_model_dir(settings.engine.model)
+    vocabulary = GrammarVocabulary(directory, read_config(directory).vocab_size)
+    if prepares:
+        vocabulary.prepare()
     loaded = load_model(
         settings, progress=progress, digests=user_memory(), has_windows=has_windows, ranks=ranks, kept=kept
     )
-    return make_runner(settings, loaded, prepares=prepares)
+    return make_runner(settings, loaded, vocabulary)
 
 
-def make_runner(settings: Settings, loaded: LoadedModel, *, prepares: bool = False) -> ModelRunner:
+def make_runner(settings: Settings, loaded: LoadedModel, vocabulary: GrammarVocabulary | None = None) -> ModelRunner:
+    """`vocabulary`: of the same checkpoint."""
     idle = IdleTime()
-    idle.go_on(SETTLE)
-    vocabulary = GrammarVocabulary(resolve_model_dir(settings.engine.model), loaded.model.spec.vocab_size)
-    if prepares:
-        vocabulary.prepare(idle)
+    idle.pause()  # until an epoch begins
+    if vocabulary is None:
+        vocabulary = GrammarVocabulary(resolve_model_dir(settings.engine.model), loaded.model.spec.vocab_size)
     capacity = WorkerCapacity(
         num_blocks=loaded.plan.num_blocks,
         sliding=[SlidingPool(window, num_blocks) for window, num_blocks in loaded.plan.windows],
