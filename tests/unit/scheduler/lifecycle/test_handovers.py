@@ -98,6 +98,36 @@ def test_one_whose_blocks_never_come_soon_goes_over_nevertheless(monkeypatch: py
     assert sequence.worker == "w1"
 
 
+def test_one_whose_blocks_come_late_again_and_again_goes_over_behind_the_third() -> None:
+    """Its tokens come faster than its blocks are fetched, so there is never little behind them."""
+    w = world(WorkerRole.BOTH)
+    w.add("r", PROMPT[:46], max_tokens=60)
+    sequence = w.scheduler.requests["r"].sequences[0]
+    while sequence.num_tokens < 46 + SIZE:
+        step(w)
+    w.join("w1", capacity(block_space=SPACES[SIZE]))
+    w.leave("w0")
+    begin = sequence.num_tokens
+
+    def deliver() -> None:
+        for name in w.workers:
+            while w.work(name) or w.hear(name):
+                pass
+
+    while sequence.worker == "w0" and sequence.num_tokens < begin + 6 * SIZE:
+        w.plan("w0")
+        deliver()
+        w.send_orders()
+        deliver()
+        if sequence.num_tokens % SIZE == SIZE - 3 or sequence.num_tokens < begin + 2:
+            while (carrier := w.workers["w1"].carrier).given or carrier.wanted:
+                w.carry("w1", Lucky())
+            deliver()
+    assert sequence.worker == "w1" and sequence.num_tokens > begin + SIZE
+    w.settle()
+    w.assert_outputs("r")
+
+
 def test_some_requests_at_a_time_are_on_their_way_from_a_worker_that_leaves() -> None:
     w = world()
     w.join("w0", capacity(200, block_space=SPACES[SIZE]))
