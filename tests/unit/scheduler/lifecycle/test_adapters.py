@@ -171,6 +171,37 @@ def test_names_follow_loads_and_failures_are_told() -> None:
     assert [answer.request_id for _, answer in core.adapters.take_answers()] == ["u"]
 
 
+def test_a_request_whose_adapter_cannot_be_loaded_again_fails_by_its_name() -> None:
+    core, params = Scheduler(Policy()), SamplingParams(max_tokens=2).resolved(GenerationDefaults(), max_tokens=2)
+    core.set_detokenizers(["d"])
+    core.adapters.learn(Hello(ServiceName.GATEWAY, "g", "g", 1, "", adapters=[TWO]))
+    core.add_worker("w", 5, able())
+    core.add(AddRequest(RequestHeader("r", "g", adapter=TWO), params, pack_tokens([1, 2]), [0]), 0.0)
+    core.schedule("w", 0.0)
+    ((_, order),) = core.adapters.take_orders()
+    core.adapters.held(AdaptersHeld(5, order.order, [], [AdapterFailure(TWO, "it has changed")]))
+    ((_, rejection),) = core.outbound.take_rejections()
+    assert rejection.message == "adapter 'two' cannot be loaded again: it has changed"
+    assert rejection.code is RejectCode.NOT_FOUND and not core.requests
+
+
+def test_requests_go_to_the_worker_that_has_their_adapter() -> None:
+    core, params = Scheduler(Policy()), SamplingParams(max_tokens=2).resolved(GenerationDefaults(), max_tokens=2)
+    core.set_detokenizers(["d"])
+    core.adapters.learn(Hello(ServiceName.GATEWAY, "g", "g", 1, "", adapters=[TWO]))
+    for index in range(3):
+        core.add_worker(f"w{index}", 5 + index, able())
+    workers = []
+    for number in range(5):
+        core.add(AddRequest(RequestHeader(f"r{number}", "g", adapter=TWO), params, pack_tokens([1, 2]), [0]), 0.0)
+        workers.append(core.requests[f"r{number}"].sequences[0].worker)
+        core.schedule(workers[-1], 0.0)
+        for name, order in core.adapters.take_orders():
+            core.adapters.held(AdaptersHeld(core.replicas[name].epoch, order.order, [TWO]))
+        core.abort(f"r{number}")
+    assert len(set(workers)) == 1, "it takes turns among equals, and the others would have to load it"
+
+
 def test_a_recording_replays_them(tmp_path: Path) -> None:
     memory = Memory()
     play(RecordedScheduler(Policy(), memory))

@@ -10,6 +10,7 @@ import pytest
 from services.scheduler.lifecycle.beams import is_usable
 from services.scheduler.state.beam_search import BeamSearch
 from services.scheduler.state.policy import Policy
+from services.scheduler.state.sequence import Status
 from shared.errors import RejectCode
 from shared.messages import AddRequest, FinishReason, RequestHeader, StreamLost, TokenBatch, TokenLogprobs
 from shared.packing import pack_tokens
@@ -181,6 +182,7 @@ def test_a_search_whose_client_comes_back_begins_again() -> None:
     assert not world.scheduler.requests
     again = RequestHeader("r", "g1", is_kept=True, arrival_time=2.0)
     world.scheduler.add(AddRequest(again, params, pack_tokens(PROMPT)), now=0.0)
+    assert [one.status for one in world.scheduler.requests["r"].sequences[1:]] == [Status.FINISHED] * 2, "they rest"
     world.run()
     found = search(PROMPT, params, 50, 128)
     assert [world.outputs["r", index] for index in range(2)] == [one.token_ids for one in found[:2]]

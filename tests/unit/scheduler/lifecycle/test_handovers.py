@@ -7,9 +7,20 @@ from typing import Any
 
 import pytest
 
-from services.scheduler.lifecycle.handovers import MAX_AT_ONCE
+from services.scheduler.lifecycle.handovers import MAX_AT_ONCE, MAX_AWAITED, Arrival
 from services.scheduler.state.policy import Policy
-from shared.messages import Leaving, MayLeave, ServeBlocks, StoreCapacity, WorkerRole
+from shared.messages import (
+    AddRequest,
+    Leaving,
+    MayLeave,
+    RequestHeader,
+    ServeBlocks,
+    StoreCapacity,
+    WorkerRole,
+)
+from shared.packing import pack_tokens
+from shared.requests.beam import Beam
+from shared.requests.sampling import GenerationDefaults, SamplingParams
 from tests.unit.scheduler.actor.shell import Shell
 from tests.unit.scheduler.worlds.fake_worker import capacity
 from tests.unit.scheduler.worlds.moving_world import SPACES, MovingWorld
@@ -201,6 +212,20 @@ def test_no_step_is_sent_ahead_where_streams_go_over() -> None:
     w.assert_outputs("r", "s")
 
 
+def test_a_worker_without_room_for_what_comes_goes_on_at_its_own_speed() -> None:
+    w = world(WorkerRole.BOTH)
+    w.add("r", PROMPT)
+    (sequence,), handovers = w.scheduler.requests["r"].sequences, w.scheduler.handovers
+    (replica,) = w.scheduler.replicas.values()
+    handovers._arriving = {sequence: Arrival(3, num_steps=7)}
+    replica.num_steps = 7 + MAX_AWAITED - 1
+    assert not handovers.awaits_result(replica), "no worker leaves"
+    w.scheduler.moves.leaving.add("another")
+    assert handovers.awaits_result(replica)
+    replica.num_steps += 1
+    assert not handovers.awaits_result(replica)
+
+
 def test_without_names_for_blocks_requests_go_over_at_once_and_are_computed_again() -> None:
     w = MovingWorld(Policy(max_num_batched_tokens=64, enable_prefix_caching=False), workers=0)
     w.join("w0", capacity(block_space=SPACES[SIZE]))
@@ -208,6 +233,20 @@ def test_without_names_for_blocks_requests_go_over_at_once_and_are_computed_agai
     for _ in range(5):
         step(w)
     w.join("w1", capacity(block_space=SPACES[SIZE]))
+    w.leave("w0")
+    for _ in range(4):
+        step(w)
+    assert list(w.workers) == ["w1"] and w.scheduler.moves.num_fetched_blocks == 0
+    w.settle()
+    w.assert_outputs("r")
+
+
+def test_to_a_worker_that_cannot_fetch_their_blocks_requests_go_over_at_once() -> None:
+    w = world(WorkerRole.BOTH)
+    w.add("r", PROMPT, max_tokens=20)
+    for _ in range(5):
+        step(w)
+    w.join("w1", capacity())
     w.leave("w0")
     for _ in range(4):
         step(w)
@@ -290,6 +329,15 @@ def test_a_prompt_is_computed_where_it_goes_on_unless_its_blocks_can_be_moved_th
     assert w.scheduler.requests["r"].sequences[0].worker == "w1"
     w.run()
     w.assert_outputs("r")
+
+
+def test_a_search_begins_where_it_goes_on() -> None:
+    """Its beams begin again behind each other all the time: no other worker finds what was computed of them."""
+    w = world(WorkerRole.PREFILL, WorkerRole.DECODE)
+    params = SamplingParams(beam=Beam(2), max_tokens=4).resolved(GenerationDefaults(), max_tokens=4)
+    w.scheduler.add(AddRequest(RequestHeader("r", "g0"), params, pack_tokens(PROMPT)), now=0.0)
+    assert w.scheduler.requests["r"].sequences[0].worker == "w1"
+    w.scheduler.abort("r")
 
 
 def test_where_all_are_for_prefills_one_does_everything() -> None:

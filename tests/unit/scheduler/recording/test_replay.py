@@ -332,6 +332,17 @@ def test_a_death_that_is_taken_back_is_recorded(tmp_path: Path) -> None:
     assert result.difference is None and result.num_requests == 1 and result.num_plans >= 5
 
 
+def test_what_the_core_asks_of_itself_is_not_recorded(tmp_path: Path) -> None:
+    """A renewal retires a worker and adds one: a replay that did these again would begin a life too many."""
+    world = recorded_world(file := tmp_path / "lives.rec", workers=1)
+    world.add("r", [1, 2, 3], max_tokens=4, seed=1)
+    assert world.scheduler.schedule("w0", 0.0) is not None
+    frames = file.read_bytes().count(b"retire_worker"), file.read_bytes().count(b"add_worker")
+    world.scheduler.renew_worker("w0", 77)
+    after = file.read_bytes()
+    assert (after.count(b"retire_worker"), after.count(b"add_worker")) == frames and b"renew_worker" in after
+
+
 def test_what_is_decided_is_what_was_decided() -> None:
     """A change that is to change no decision has changed none."""
     if os.environ.get("PAGEANT_WRITE_GOLDEN"):

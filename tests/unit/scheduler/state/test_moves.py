@@ -65,6 +65,18 @@ def test_what_came_is_found_and_what_did_not_is_computed() -> None:
     assert [place.stores.holds(SPACE, name) for name in NAMES[:6]] == [True] * 4 + [False] * 2
 
 
+def test_what_a_store_did_not_bring_is_not_asked_for_again_for_a_time() -> None:
+    """It may have it, and be too slow: `slow` is no reason to think that it has lost it."""
+    place = Place()
+    assert place.moves.awaits(NAMES, [], 1)
+    place.finish(4, reason=SLOW)
+    found = place.pool.lookup(NAMES)
+    assert all(place.stores.holds(SPACE, name) for name in NAMES[:6])
+    assert not place.moves.awaits(NAMES, found, 1)
+    place.clock.now += moves.AVOID_SECONDS + 1
+    assert place.moves.awaits(NAMES, found, 1)
+
+
 def test_a_slow_store_is_passed_over_and_tried_again_later() -> None:
     place = Place()
     place.moves.computed(256, 1.0)

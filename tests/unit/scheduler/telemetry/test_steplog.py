@@ -59,8 +59,9 @@ def test_times_are_milliseconds_with_three_places_and_a_new_life_forgets_the_old
 
 
 def test_tokens_that_go_on_are_no_prompt_s() -> None:
-    step = Step(num_scheduled=[1, 5, 4, 3], drafts=[NO_DRAFTS, NO_DRAFTS, VerifiableDrafts([1, 2, 3]), NO_DRAFTS])
-    assert num_prompt_tokens(step) == 5 + 3
+    drafts = [NO_DRAFTS, NO_DRAFTS, VerifiableDrafts([1, 2, 3]), NO_DRAFTS, NO_DRAFTS]
+    step = Step(num_scheduled=[1, 5, 4, 3, 2], drafts=drafts)
+    assert num_prompt_tokens(step) == 5 + 3 + 2
 
 
 def test_of_a_step_that_ends_a_prompt_the_prompt_s_tokens_are_new() -> None:
