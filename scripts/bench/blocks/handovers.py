@@ -32,6 +32,7 @@ TYPES: dict[str, dict[str, Any]] = {
 }
 BLOCK_SIZE, NUM_PROMPT, NUM_TOKENS, NUM_STREAMS = 16, 480, 320, 8
 MOST_GAP, MOST_AGAIN = 3.0, BLOCK_SIZE + 16  # steps; tokens
+OTHERS = 1.10  # of the 99th percentile between tokens
 PAUSE_SECONDS = 1.0  # around the time at which a stream goes over, and before the order to leave
 IDLE_SECONDS = 3.0  # after the start: workers read in the first idle second what grammars need
 BEGUN = 16  # tokens of each stream before that
@@ -198,12 +199,14 @@ def measure_pauses(model: Path, rounds: int) -> list[Result]:
             else:
                 others += gaps(record, begin, last + PAUSE_SECONDS / 2)
     step = median(steps)
+    before = percentile(sorted(steps), 99) / step
     ratios = [sorted(gap / step for gap in one) for one in (moved, others)]
     what = f"model S, {rounds} workers leave"
     return [
         Result(f"{what}: gaps of streams that went over, p99", percentile(ratios[0], 99), "steps", at_most=MOST_GAP),
         Result(f"{what}: the longest of these", max(ratios[0], default=math.nan), "steps"),
         Result(f"{what}: gaps of the others, p99", percentile(ratios[1], 99), "steps"),
+        Result(f"{what}: of that p99 before", percentile(ratios[1], 99) / before, "x", at_most=OTHERS),
         Result(f"{what}: the longest of these", max(ratios[1], default=math.nan), "steps"),
         Result(f"{what}: a step, before", 1000 * step, "ms"),
         Result(f"{what}: from the order until the last stream has gone over, at most", max(drains), "s"),
