@@ -201,7 +201,8 @@ class Handovers:
         one.num_looks += 1
         if not one.tails or one.num_looks > MAX_LOOKS:
             return True
-        num_arriving = sum(one.num_tokens for s, one in self._arriving.items() if s.worker == target.instance)
+        coming = (arrival for s, arrival in self._arriving.items() if s.worker == target.instance)
+        num_arriving = sum(arrival.num_tokens for arrival in coming)
         has_room = num_arriving + sum(one.tails.values()) <= max(FREE_TOKENS, len(target.running))
         is_short = max(one.tails.values()) <= block_size // 2 or one.num_late > MAX_BLOCKS
         return is_short and (has_room or not num_arriving)
