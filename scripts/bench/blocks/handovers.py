@@ -206,7 +206,7 @@ def measure_pauses(model: Path, rounds: int) -> list[Result]:
         Result(f"{what}: gaps of streams that went over, p99", percentile(ratios[0], 99), "steps", at_most=MOST_GAP),
         Result(f"{what}: the longest of these", max(ratios[0], default=math.nan), "steps"),
         Result(f"{what}: gaps of the others, p99", percentile(ratios[1], 99), "steps"),
-        Result(f"{what}: of that p99 before", percentile(ratios[1], 99) / before, "x", at_most=OTHERS),
+        Result(f"{what}: of the p99 of all before", percentile(ratios[1], 99) / before, "x", at_most=OTHERS),
         Result(f"{what}: the longest of these", max(ratios[1], default=math.nan), "steps"),
         Result(f"{what}: a step, before", 1000 * step, "ms"),
         Result(f"{what}: from the order until the last stream has gone over, at most", max(drains), "s"),
