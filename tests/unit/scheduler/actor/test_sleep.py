@@ -52,11 +52,6 @@ def held(shell: Shell) -> ModelSleep:
     return shell.actor.sleep
 
 
-def test_a_model_is_awake_until_the_supervisor_says_otherwise(shell: Shell, tmp_path: Path) -> None:
-    assert not ModelSleep(shell.actor.core, "").is_asleep
-    assert not ModelSleep(shell.actor.core, str(tmp_path)).is_asleep
-
-
 def test_requests_wait_for_the_first_worker_in_their_order(shell: Shell, tmp_path: Path) -> None:
     fall_asleep(shell, tmp_path)
     shell.ask("a")
