@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +11,8 @@ from torch import Tensor
 
 from engine.description.names import Part, TensorMap
 from engine.description.spec import AttentionSpec, ModelSpec
-from engine.lora.config import CONFIG_NAME, WEIGHTS_NAME, LoraConfig, read_lora_config
+from engine.lora.config import WEIGHTS_NAME, LoraConfig
+from engine.lora.content import read_content
 from engine.weights.pieces import rows_of_part
 from kernels.ops.linears.lora import LoraPart
 from shared.errors import ModelError
@@ -21,7 +20,6 @@ from shared.errors import ModelError
 SLOTS = ("qkv", "output", "gate_up", "down")  # in the order of kernels/cpu/native/steps/lora.h
 MAX_RANK = 256
 _PREFIX = "base_model.model."
-DIGEST_BYTES = 16
 
 _BASE = ".base_layer.weight"  # of an embedding or a head, which PEFT stores beside what is added to it
 
@@ -60,16 +58,15 @@ def read_adapter(
 
     `take` reads the base model's embedding or head where the adapter's file has a copy of it, which must be the same.
     """
-    text, content = (_read(directory / name) for name in (CONFIG_NAME, WEIGHTS_NAME))
-    config = read_lora_config(text)
-    stored = _tensors(content)
+    content = read_content(directory)
+    config, stored = content.config, content.tensors
     copies = {name: stored.pop(name) for name in list(stored) if name.endswith(_BASE)}
     reader = _Reader(config, _pairs(stored), max_rank)
     dtype = torch.bfloat16 if all(one.dtype == torch.bfloat16 for one in stored.values()) else torch.float32
     layers = reader.layers(spec, tensors)
     embedding, head = reader.ends(tensors)
     _check_copies(copies, tensors, take)
-    found = LoraAdapter(_digest(text, content), 0, dtype, layers, embedding, head)
+    found = LoraAdapter(content.digest, 0, dtype, layers, embedding, head)
     return replace(found, max_rank=max(part.rank for part in found.parts))
 
 
@@ -84,41 +81,6 @@ def _check_copies(copies: Mapping[str, Tensor], tensors: TensorMap, take: Take |
             raise ModelError(f"{WEIGHTS_NAME}: {name} is not the base model's own")
 
 
-def _tensors(content: bytes) -> dict[str, Tensor]:
-    """Imported here: what needs no adapters needs no library to read them."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
-    try:
-        found: dict[str, Tensor] = load(content)
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise ModelError(f"{WEIGHTS_NAME} cannot be read: {error}") from error
-    return found
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ModelError(f"{path.name} cannot be read: {error.strerror}") from error
-    except ValueError as error:  # the system takes no path with a null character
-        raise ModelError(f"{path.name} cannot be read: {error}") from error
-
-
-def _digest(*contents: bytes) -> str:
-    """Contents go with their lengths: so that no end of one is the beginning of another."""
-    made = hashlib.sha256()  # which processors have instructions for: a third of the time of blake2b
-    for content in contents:
-        made.update(len(content).to_bytes(8, "little"))
-        made.update(content)
-    return made.hexdigest()[: 2 * DIGEST_BYTES]
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    """A sum tells it for nearly all, in a third of the time."""
-    return math.isfinite(tensor.sum(dtype=torch.float32).item()) or bool(torch.isfinite(tensor).all())
-
-
 def _pairs(stored: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """By module, its A and B."""
     found: dict[str, dict[str, Tensor]] = {}
@@ -129,8 +91,6 @@ def _pairs(stored: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
             raise ModelError(f"{WEIGHTS_NAME}: {name} is not served: only lora_A and lora_B are, and an embedding's")
         if not tensor.is_floating_point() or tensor.ndim != 2:
             raise ModelError(f"{WEIGHTS_NAME}: {name} is {tensor.dtype} {list(tensor.shape)}; a matrix is wanted")
-        if not _is_finite(tensor):
-            raise ModelError(f"{WEIGHTS_NAME}: {name} has values that are not finite")
         found.setdefault(module.removeprefix(_PREFIX), {})[which] = tensor
     if not found:
         raise ModelError(f"{WEIGHTS_NAME} has no tensors")

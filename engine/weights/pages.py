@@ -14,7 +14,7 @@ DONTNEED = 4  # MADV_DONTNEED of Linux
 
 
 class Arena:
-    """One stretch of pages, zero and not there until they are written, given out in pieces.
+    """One stretch of pages, zero and not there until they are written first, given out in pieces.
 
     In one stretch, because large pages are used where there is that much of it, and are there as a whole.
     """
@@ -26,6 +26,14 @@ class Arena:
         whole = torch.frombuffer(pages, dtype=torch.uint8)
         start = -whole.data_ptr() % HUGE
         self._memory = whole[start : start + size]
+        self._used = 0
+
+    @property
+    def size(self) -> int:
+        return self._memory.numel()
+
+    def clear(self) -> None:
+        """All pieces are free again, and as they were left."""
         self._used = 0
 
     def take(self, size: int) -> Tensor:  # [size] uint8, at a multiple of 64 bytes

@@ -1,6 +1,7 @@
 """What adapters cost: decoding of 32 streams over 1, 8 and 32 of them beside the base model, in turns within one run.
 
     scripts/bench_lora [--check] [--model S] [--rank 16] [--rounds 5] [--tokens 48] [--threads 0] [--dtype auto]
+                       [--peers DIR]
 
 A random model as `bench_peers` makes it, and random adapters of all its linears, in bfloat16.  The scheduler's core and
 a worker's runner take turns in one process, as in a deployment without its wires.  A figure is the median over the
@@ -9,6 +10,9 @@ rounds of the ratio within a round, since other work on the machine changes more
 Then adapters are loaded beside streams of the base, by another thread, as in a worker: how long it takes from the order
 to the first step that computes with an adapter, and what becomes of the time between the others' tokens, beside rounds
 in which requests of the base come instead.
+
+`--peers`: a folder in which vLLM's CPU build is installed as `bench_peers` wants it.  It is given the same adapters,
+and each of the two in turn so many streams over so many of them, prompts included.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
@@ -31,6 +35,8 @@ from scripts.bench.common.adapters import write_adapter
 from scripts.bench.common.core import asked, core_of, steps
 from scripts.bench.common.models import ensure
 from scripts.bench.common.report import Result, bench_parser, finish
+from scripts.bench.peers.catalog import FULL, engines
+from scripts.bench.peers.child import EngineProcess
 from services.scheduler.state.policy import Policy
 from services.worker.adapters import AdapterLoading
 from shared.config import Settings
@@ -42,6 +48,8 @@ TARGETS = {1: 0.90, 8: 0.85, 32: 0.80}  # of the base's tokens per second, by ad
 LOAD_TARGET = 100.0  # milliseconds, from the order to the first step
 NUM_LOADS = 8  # of a round
 PAUSE_TARGET = 1.1  # of the time between tokens, p99
+PEER_TARGET = 1.3  # of vLLM's tokens per second
+PEER_TOKENS, PEER_ROUNDS, PEER_SECONDS = 16, 2, 600.0
 
 
 @dataclass(slots=True)
@@ -124,11 +132,11 @@ class Deployment:
         self.core.add(asked(f"r{self._num_asked}", prompt, adapter=adapter, max_tokens=num_tokens), now=0.0)
         return f"r{self._num_asked}"
 
-    def decode(self, adapters: Sequence[Adapter | None], num_tokens: int) -> float:
-        """Tokens per second of as many streams, once all prompts are computed."""
+    def decode(self, adapters: Sequence[Adapter | None], num_tokens: int, *, with_prompts: bool = False) -> float:
+        """Tokens per second of as many streams, once all prompts are computed, or from the beginning."""
+        begin, count = time.perf_counter() if with_prompts else 0.0, 0
         for place, adapter in enumerate(adapters):
             self._ask(place, adapter, num_tokens)
-        begin, count = 0.0, 0
         for plan, result, *_ in steps(self.core, self.runner):
             if begin:
                 count += len(result.sampled_token_ids)
@@ -173,6 +181,35 @@ def measure_loads(deployment: Deployment, paths: Sequence[Path], num_rounds: int
     ]
 
 
+def measure_peer(
+    deployment: Deployment, adapters: Sequence[Adapter], paths: Sequence[Path], base: Path, peers: Path, rank: int
+) -> list[Result]:
+    """Raises StopIteration where the folder has no vLLM."""
+    found = (one for one in engines(peers, "S", FULL) if one.name.startswith("vllm") and one.by_default)
+    own = {"model": str(base), "adapters": [str(path) for path in paths], "max_lora_rank": rank}
+    engine = next(one for one in found if not {*one.missing} - {peers / "models" / "S"})
+    requests = [([3 + (7 * place + i) % 1000 for i in range(PROMPT)], PEER_TOKENS) for place in range(STREAMS)]
+    lines = []
+    child = EngineProcess(replace(engine, options=engine.options | own), paths[0].parent)
+    try:
+        for count in TARGETS:
+            rates, theirs = [], []
+            for _ in range(1 + PEER_ROUNDS):
+                chosen = [adapters[place % count] for place in range(STREAMS)]
+                rates.append(deployment.decode(chosen, PEER_TOKENS, with_prompts=True))
+                with child.awake():
+                    child.use_adapters(count)
+                    theirs.append(STREAMS * PEER_TOKENS / child.run(requests, PEER_SECONDS)["seconds"])
+            ratio = median(one / other for one, other in zip(rates[1:], theirs[1:], strict=True))  # the first warms up
+            lines += [
+                Result(f"{count} adapters: tokens per second of {child.version}", median(theirs[1:]), ""),
+                Result(f"{count} adapters: ours, of these", ratio, "x", at_least=PEER_TARGET),
+            ]
+    finally:
+        child.close()
+    return lines
+
+
 def main() -> int:
     parser = bench_parser(__doc__)
     parser.add_argument("--model", choices=["S", "M"], default="S")
@@ -182,6 +219,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=0, help="of the kernels; 0: one per core")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quantization", default="none")
+    parser.add_argument("--peers", type=Path, help="a folder with vLLM, which is given the same adapters")
     args = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
     count = max(TARGETS)
@@ -201,5 +239,9 @@ def main() -> int:
         lines = measure(deployment, [adapter for adapter, _ in loaded], args.rounds, args.tokens)
         seconds = median(seconds for _, seconds in loaded)
         lines.append(Result("loading an adapter", 1000 * seconds, "ms"))
+        if args.peers:
+            lines += measure_peer(
+                deployment, [adapter for adapter, _ in loaded], paths, base, args.peers.resolve(), args.rank
+            )
         lines += measure_loads(deployment, paths, args.rounds)
     return finish(lines, check=args.check, title=f"adapters of rank {args.rank} over model {args.model}")

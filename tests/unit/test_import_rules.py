@@ -47,7 +47,7 @@ ALLOWED: dict[str, set[str]] = {
                                    "shared.text.pieces", "shared.text.tokenization"},
     "engine.weights": {"STDLIB", "torch", "numpy", "safetensors", "tqdm", "shared", "kernels", "engine.description"},
     "engine.sampling": {"STDLIB", "torch", "numpy", "msgspec", "shared", "kernels"},
-    "engine.lora": {"STDLIB", "torch", "safetensors", "shared", "kernels", "engine.description", "engine.weights"},
+    "engine.lora": {"STDLIB", "torch", "msgspec", "shared", "kernels", "engine.description", "engine.weights"},
     "engine.modeling": {"STDLIB", "torch", "numpy", "msgspec", "shared", "kernels", "engine.description",
                         "engine.lora", "engine.weights"},
     "engine.heads": {"STDLIB", "torch", "numpy", "shared", "kernels", "engine.description", "engine.execution",

@@ -16,11 +16,11 @@ from kernels.ops.linears.lora import LoraPart
 CHUNK = 32  # features of A that lie together
 COLUMNS = 32  # of a packed panel, at most
 
-Take = Callable[[int], Tensor]  # so many bytes, zeros, at a multiple of 64: [size] uint8
+Take = Callable[[int], Tensor]  # so many bytes at a multiple of 64, all of which are written: [size] uint8
 
 
 def new_bytes(size: int) -> Tensor:  # [size] uint8
-    return torch.zeros(size, dtype=torch.uint8)
+    return torch.empty(size, dtype=torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,10 @@ def pack_lora(
         _check_vectors(part, native.lora_width)
         own.n, own.rank, own.scale = part.out_features, part.rank, part.scale
         if part.down is not None and part.up is not None:
-            memory = take(packed_size(part, dtype)).view(dtype)
-            size = _down_features(part)
-            native.pack_lora(part.down.to(dtype), part.up.to(dtype), memory[:size], memory[size:])
-            own.down, own.up = memory.data_ptr(), memory[size:].data_ptr()
+            memory = take(packed_size(part, dtype))
+            own.down = memory.data_ptr()
+            own.up = own.down + _down_features(part) * dtype.itemsize
+            native.pack_lora(part.down.to(dtype), part.up.to(dtype), own.down, own.up)
             held.append(memory)
     return PackedLora(struct, tuple(held))
 
@@ -82,7 +82,7 @@ def pack_embedding(
     ranks = _up_ranks(part)
     table, up = torch.zeros(part.down.shape[1], ranks, dtype=dtype), torch.zeros(ranks * part.out_features, dtype=dtype)
     table[:, : part.rank] = part.down.t()
-    native.pack_lora(None, part.up.to(dtype), None, up)
+    native.pack_lora(None, part.up.to(dtype), None, up.data_ptr())
     struct = abi.PgLora(num_parts=1, format=FORMATS[dtype])
     struct.parts[0] = abi.PgLoraPart(table.data_ptr(), up.data_ptr(), part.rank, part.out_features, part.scale)
     return PackedLora(struct, (table, up))

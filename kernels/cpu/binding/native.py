@@ -324,15 +324,14 @@ class Native(RankCalls):
         self,
         down: Tensor | None,  # A [rank, features]
         up: Tensor,  # B [n, rank], of the same dtype, float32 or bfloat16
-        packed_down: Tensor | None,  # as PgLoraPart has both, written
-        packed_up: Tensor,
+        packed_down: int | None,  # the address of what is written, as PgLoraPart has both
+        packed_up: int,
     ) -> None:
         """In any thread, also while a step is computed."""
         down, up = None if down is None else down.contiguous(), up.contiguous()
         address, features = (None, 0) if down is None else (down.data_ptr(), down.shape[1])
         stored = abi.PgLoraPart(address, up.data_ptr(), up.shape[1], len(up), 0.0)
-        to = None if packed_down is None else packed_down.data_ptr()
-        self._functions.pg_pack_lora(byref(stored), features, FORMATS[up.dtype], to, packed_up.data_ptr())
+        self._functions.pg_pack_lora(byref(stored), features, FORMATS[up.dtype], packed_down, packed_up)
 
     def lora(
         self,

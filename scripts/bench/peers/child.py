@@ -67,6 +67,10 @@ class EngineProcess:
         self._order({"order": "prepare", "num_seqs": len(requests), "num_tokens": longest}, timeout)
         return float(self.run(workload.warm_up(vocab_size), timeout)["seconds"])
 
+    def use_adapters(self, count: int) -> None:
+        """Requests take turns with so many of those that the engine was given."""
+        self._order({"order": "adapters", "count": count}, CLOSE_SECONDS)
+
     def run(self, requests: list[Request], timeout: float) -> dict[str, Any]:
         """`seconds`, and `first` where known.  Raises EngineFailed where any request got another number of tokens."""
         answer = self._order({"order": "run", "requests": requests}, timeout)

@@ -23,6 +23,7 @@ class Engine(Protocol):
 
     - `prepare(num_seqs, num_tokens)`: be ready for so many requests at once, each of at most so many tokens, prompt and
       output;
+    - `use_adapters(count)`: from now on requests take turns with so many adapters, 0: have none;
     - `report()`: what else is worth telling at the end, such as memory;
     - `close()`.
     """
@@ -48,6 +49,9 @@ def obey(engine: Engine, order: dict[str, Any]) -> dict[str, Any]:
     """One order's answer."""
     if order["order"] == "prepare":
         _optional(engine, "prepare", order["num_seqs"], order["num_tokens"])
+        return {}
+    if order["order"] == "adapters":
+        _optional(engine, "use_adapters", order["count"])
         return {}
     if order["order"] == "report":
         return _optional(engine, "report") or {}

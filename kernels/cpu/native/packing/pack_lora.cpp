@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "packing/transpose.h"
 #include "pageant.h"
-#include "simd.h"
 
 namespace {
 
@@ -17,30 +17,48 @@ void pack_down(const T *down, int64_t rank, int64_t features, T *out) {
         for (int64_t at = 0; at < features; at += CHUNK) {
             const int64_t count = std::min(features - at, CHUNK);
             for (int64_t r = first; r < first + rows; r++, out += CHUNK) {
-                memcpy(out, down + r * features + at, count * sizeof(T));
+                const T *chunk = down + r * features + at;
+                if (count == CHUNK) {  // of a known size, so that no function is called
+                    memcpy(out, chunk, CHUNK * sizeof(T));
+                    continue;
+                }
+                memcpy(out, chunk, count * sizeof(T));
                 std::fill(out + count, out + CHUNK, T{});
             }
         }
     }
 }
 
-// B [n, rank], of which `joined` ranks of a column lie together.
-template <class T, int joined>
-void pack_up(const T *up, int64_t n, int64_t rank, T *out) {
-    for (int64_t first = 0; first < n; first += W)
-        for (int64_t r = 0; r < rank + rank % 2; r += joined)
-            for (int64_t column = first; column < first + W; column++)
-                for (int64_t one = r; one < r + joined; one++) *out++ = one < rank ? up[column * rank + one] : T{};
+PG_INLINE U load_some(const uint32_t *p, int64_t count) {
+    if (count == W) return load<U>(p);
+    U v{};
+    if (count == W / 2) memcpy(&v, p, sizeof v / 2);
+    else memcpy(&v, p, count * sizeof *p);
+    return v;
 }
 
-// The same of bfloat16, by words of two where no rank is alone.
-void pack_pairs(const uint16_t *up, int64_t n, int64_t rank, uint16_t *out) {
-    if (rank % 2) return pack_up<uint16_t, 2>(up, n, rank, out);
-    const int64_t pairs = rank / 2;
-    for (int64_t first = 0; first < n; first += W, up += W * rank, out += W * rank)
-        for (int64_t pair = 0; pair < pairs; pair++)
-            for (int64_t column = 0; column < W; column++)
-                memcpy(out + 2 * (pair * W + column), up + 2 * (column * pairs + pair), 4);
+// B [n, words]: of W columns each word lies together; `rows` words with those of zeros.
+void pack_words(const uint32_t *up, int64_t n, int64_t words, int64_t rows, uint32_t *out) {
+    for (int64_t first = 0; first < n; first += W, up += W * words, out += W * rows) {
+        for (int64_t word = 0; word < words; word += W) {
+            const int64_t count = std::min<int64_t>(words - word, W);
+            U block[W];
+            for (int64_t column = 0; column < W; column++) block[column] = load_some(up + column * words + word, count);
+            transpose(block);
+            for (int64_t i = 0; i < count; i++) store(out + (word + i) * W, block[i]);
+        }
+        std::fill(out + words * W, out + rows * W, 0u);
+    }
+}
+
+// B [n, rank] in bfloat16, an odd number of ranks
+void pack_odd_pairs(const uint16_t *up, int64_t n, int64_t rank, uint16_t *out) {
+    for (int64_t first = 0; first < n; first += W)
+        for (int64_t r = 0; r < rank; r += 2)
+            for (int64_t column = first; column < first + W; column++) {
+                *out++ = up[column * rank + r];
+                *out++ = r + 1 < rank ? up[column * rank + r + 1] : 0;
+            }
 }
 
 }  // namespace
@@ -49,9 +67,10 @@ extern "C" void pg_pack_lora(const PgLoraPart *stored, int64_t features, int32_t
     const int64_t rank = stored->rank, n = stored->n;
     if (format == PG_F32) {
         if (down) pack_down((const float *)stored->down, rank, features, (float *)down);
-        pack_up<float, 1>((const float *)stored->up, n, rank, (float *)up);
+        pack_words((const uint32_t *)stored->up, n, rank, rank + rank % 2, (uint32_t *)up);
     } else {
         if (down) pack_down((const uint16_t *)stored->down, rank, features, (uint16_t *)down);
-        pack_pairs((const uint16_t *)stored->up, n, rank, (uint16_t *)up);
+        if (rank % 2) pack_odd_pairs((const uint16_t *)stored->up, n, rank, (uint16_t *)up);
+        else pack_words((const uint32_t *)stored->up, n, rank / 2, rank / 2, (uint32_t *)up);
     }
 }

