@@ -122,7 +122,7 @@ class _Reader:
 
     def _end(self, name: str) -> str | None:
         """The adapter's name of the embedding or the head; None where it leaves that alone."""
-        return next((module for module in self._pairs if _end_in(module, {name}) or _end_in(name, {module})), None)
+        return next((module for module in self._pairs if _ends_in(module, name) or _ends_in(name, module)), None)
 
     def layers(self, spec: ModelSpec, tensors: TensorMap) -> tuple[Slots, ...]:
         served = _served(spec, tensors)
@@ -206,6 +206,10 @@ def _served(spec: ModelSpec, tensors: TensorMap) -> set[str]:
             slots = [slot for slot in slots if slot in SLOTS[:2]]
         found |= {_module(part) for slot in slots for part in parts.get(slot, ()) if part.expert is None}
     return found
+
+
+def _ends_in(module: str, name: str) -> bool:
+    return module == name or module.endswith(f".{name}")
 
 
 def _end_in(module: str, known: set[str]) -> str:

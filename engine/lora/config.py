@@ -68,7 +68,7 @@ def read_lora_config(text: bytes) -> LoraConfig:
         values: dict[str, Any] = json.loads(text)
         if not isinstance(values, dict):
             raise ValueError("it is no object")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{CONFIG_NAME} cannot be read: {error}") from error
     if values.get("peft_type") != "LORA":
         raise _refused("peft_type", values.get("peft_type"), 'only "LORA" is served')

@@ -62,7 +62,7 @@ def read_content(directory: Path) -> AdapterContent:
     try:
         begin = LENGTH_BYTES + int.from_bytes(weights[:LENGTH_BYTES], "little")
         tensors = _tensors(weights, begin)
-    except (ValueError, OverflowError) as error:  # msgspec's errors are such
+    except (ValueError, RecursionError) as error:  # msgspec's errors are such
         raise ModelError(f"{WEIGHTS_NAME} cannot be read: {error}") from error
     _check_finite(tensors, weights, begin)
     return AdapterContent(config, tensors, _digest(text, weights))

@@ -17,6 +17,7 @@ and each of the two in turn so many streams over so many of them, prompts includ
 
 from __future__ import annotations
 
+import gc
 import tempfile
 import time
 from collections import deque
@@ -49,7 +50,7 @@ LOAD_TARGET = 100.0  # milliseconds, from the order to the first step
 NUM_LOADS = 8  # of a round
 PAUSE_TARGET = 1.1  # of the time between tokens, p99
 PEER_TARGET = 1.3  # of vLLM's tokens per second
-PEER_TOKENS, PEER_ROUNDS, PEER_SECONDS = 16, 2, 600.0
+PEER_TOKENS, PEER_ROUNDS, PEER_SECONDS = 8, 1, 600.0
 
 
 @dataclass(slots=True)
@@ -222,6 +223,7 @@ def main() -> int:
     parser.add_argument("--peers", type=Path, help="a folder with vLLM, which is given the same adapters")
     args = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
+    gc.freeze()  # what was imported, as in a worker: a collection amid a load would look at all of it
     count = max(TARGETS)
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)

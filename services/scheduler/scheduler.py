@@ -292,13 +292,13 @@ class Scheduler:
     # -- steps
 
     def schedule(self, instance: str, now: float = 0.0) -> StepPlan | None:
-        """The next plan for a worker; None where two steps are in flight, or one and others would have to wait for
-        the next: for background sequences, or while streams go over; where drafts are worth waiting for; or where there
-        is nothing to do."""
+        """The next plan for a worker; None where two steps are in flight, or one and what comes would have to wait for
+        the next: for background sequences, while streams go over, and while the worker loads an adapter, for which
+        requests wait; where drafts are worth waiting for; or where there is nothing to do."""
         replica = self.replicas[instance]
         self.clock.now = now
         self.handovers.advance(replica)
-        is_alone = replica.is_in_background or self.handovers.awaits_result(replica)
+        is_alone = replica.is_in_background or replica.adapters.is_loading or self.handovers.awaits_result(replica)
         if len(replica.in_flight) >= (1 if is_alone else MAX_STEPS_IN_FLIGHT):
             return None
         if self._drafting.awaits(replica, now):

@@ -42,6 +42,11 @@ class ReplicaAdapters:
         return (digest, "") in self._wanted and len(self._held) + len(self._ordered) >= self.max_held
 
     @property
+    def is_loading(self) -> bool:
+        """Whether the worker was told to hold one that is not there yet."""
+        return bool(self._ordered)
+
+    @property
     def has_orders(self) -> bool:
         return bool(self._wanted or self._given_up & self._held.keys())
 

@@ -28,7 +28,7 @@ from shared.messages import (
 )
 from shared.packing import pack_tokens
 from shared.requests.sampling import GenerationDefaults, SamplingParams
-from tests.unit.scheduler.worlds.fake_worker import capacity
+from tests.unit.scheduler.worlds.fake_worker import FakeWorker, capacity
 from tests.unit.scheduler.worlds.world import World
 
 ONE, TWO, THREE = (Adapter(name, digest=name * 8, path=f"/{name}") for name in ("one", "two", "three"))
@@ -169,6 +169,27 @@ def test_names_follow_loads_and_failures_are_told() -> None:
     core.lose_worker("w")
     core.adapters.take_orders()
     assert [answer.request_id for _, answer in core.adapters.take_answers()] == ["u"]
+
+
+def test_a_request_begins_with_the_step_after_the_one_beside_which_its_adapter_came() -> None:
+    core, params = Scheduler(Policy()), SamplingParams(max_tokens=9).resolved(GenerationDefaults(), max_tokens=9)
+    core.set_detokenizers(["d"])
+    core.adapters.learn(Hello(ServiceName.GATEWAY, "g", "g", 1, "", adapters=[TWO]))
+    core.add_worker("w", 5, able())
+    worker, (replica,) = FakeWorker(able()), core.replicas.values()
+    core.add(AddRequest(RequestHeader("base", "g"), params, pack_tokens([1, 2]), [0]), 0.0)
+    plans = [core.schedule("w", 0.0), core.schedule("w", 0.0)]
+    assert None not in plans and core.schedule("w", 0.0) is None, "two steps are in flight"
+    core.add(AddRequest(RequestHeader("r", "g", adapter=TWO), params, pack_tokens([1, 2]), [0]), 0.0)
+    for plan in plans:
+        assert plan is not None and core.apply("w", worker.run(plan), 0.0)
+    alone = core.schedule("w", 0.0)
+    ((_, order),) = core.adapters.take_orders()
+    assert alone is not None and replica.adapters.is_loading and core.schedule("w", 0.0) is None
+    core.adapters.held(AdaptersHeld(5, order.order, [TWO]))
+    first = core.schedule("w", 0.0)
+    assert first is not None and [row.request_id for row in first.admitted] == ["r"]
+    assert not replica.adapters.is_loading and len(replica.in_flight) == 2
 
 
 def test_a_request_whose_adapter_cannot_be_loaded_again_fails_by_its_name() -> None:
