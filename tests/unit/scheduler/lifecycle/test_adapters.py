@@ -185,11 +185,11 @@ def test_a_request_begins_with_the_step_after_the_one_beside_which_its_adapter_c
         assert plan is not None and core.apply("w", worker.run(plan), 0.0)
     alone = core.schedule("w", 0.0)
     ((_, order),) = core.adapters.take_orders()
-    assert alone is not None and replica.adapters.is_loading and core.schedule("w", 0.0) is None
+    assert alone is not None and core.schedule("w", 0.0) is None, "its adapter is on its way"
     core.adapters.held(AdaptersHeld(5, order.order, [TWO]))
     first = core.schedule("w", 0.0)
     assert first is not None and [row.request_id for row in first.admitted] == ["r"]
-    assert not replica.adapters.is_loading and len(replica.in_flight) == 2
+    assert len(replica.in_flight) == 2
 
 
 def test_a_request_whose_adapter_cannot_be_loaded_again_fails_by_its_name() -> None:
