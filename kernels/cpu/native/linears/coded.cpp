@@ -207,12 +207,15 @@ __attribute__((noinline)) void add_piece(const Rows &x, int64_t row, int64_t fea
         for (int c = 0; c < NC; c++) store(results + c / 2 * panel_results + i * NR + c % 2 * W, acc[i][c]);
 }
 
+// Decoded panels come from the nearest cache: only the chains' latency is to be hidden.
+constexpr int decoded_columns(int rows) { return rows == 1 ? W / 2 : wide_columns(rows); }
+
 using AddPiece = void (*)(const Rows &, int64_t, int64_t, int64_t, const uint32_t *, int64_t, bool, float *, int64_t);
 
 // One panel, or as many as few rows take.
 template <Kernel KERNEL, int MR = MAX_ROWS>
 AddPiece add_piece_of(int64_t rows, bool wide) {
-    if (rows == MR) return wide ? add_piece<KERNEL, MR, wide_columns(MR)> : add_piece<KERNEL, MR, 2>;
+    if (rows == MR) return wide ? add_piece<KERNEL, MR, decoded_columns(MR)> : add_piece<KERNEL, MR, 2>;
     if constexpr (MR > 1) return add_piece_of<KERNEL, MR - 1>(rows, wide);
     return nullptr;
 }
@@ -250,7 +253,7 @@ int multiply_coded(Kernel kernel, const Rows &x, int64_t first, int64_t rows, co
         return 1;
     }
     const bool floats = kernel == FLOAT_F32;
-    const int64_t most = rows <= MAX_ROWS ? wide_columns((int)rows) / 2 : 1;
+    const int64_t most = rows <= MAX_ROWS ? decoded_columns((int)rows) / 2 : 1;
     const bool wide = most > 1 && panel + most <= end;
     const int64_t panels = wide ? most : 1, tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
     const int64_t words = PIECE_BYTES / 4 / panels, piece = words / NR * (floats ? 1 : 2);  // features

@@ -31,19 +31,22 @@ PG_INLINE void tile(const Rows &x, int64_t row, const PgLinear &w, int64_t panel
         for (int c = 0; c < NC; c++) store(results + (c / 2 * MR + i) * NR + c % 2 * W, acc[i][c]);
 }
 
+// As many panels at a time as there are, up to NC / 2.
+template <Kernel KERNEL, int MR, int NC>
+PG_INLINE int widest_tile(const Rows &x, int64_t row, const PgLinear &w, int64_t panel, int64_t end, const Fetch &fetch,
+                          float *results) {
+    if constexpr (NC > 2)
+        if (panel + NC / 2 > end) return widest_tile<KERNEL, MR, NC / 2>(x, row, w, panel, end, fetch, results);
+    tile<KERNEL, MR, NC>(x, row, w, panel, fetch, results);
+    return NC / 2;
+}
+
 template <Kernel KERNEL, int MR>
 __attribute__((noinline)) int tile_of(const Rows &x, int64_t row, const PgLinear &w, int64_t panel, int64_t end,
                                       const Fetch &fetch, float *results) {
     // One row of dot products waits for memory, which one stream reads best where a vector is a cache line.
     constexpr bool WAITS = W == 16 && MR == 1 && (KERNEL == DOT_BF16 || KERNEL == DOT_I8);
-    constexpr int NC = WAITS ? 2 : wide_columns(MR);
-    if constexpr (NC > 2)
-        if (panel + NC / 2 <= end) {
-            tile<KERNEL, MR, NC>(x, row, w, panel, fetch, results);
-            return NC / 2;
-        }
-    tile<KERNEL, MR, 2>(x, row, w, panel, fetch, results);
-    return 1;
+    return widest_tile<KERNEL, MR, WAITS ? 2 : wide_columns(MR)>(x, row, w, panel, end, fetch, results);
 }
 
 template <Kernel KERNEL, int MR = MAX_ROWS>

@@ -208,8 +208,8 @@ inline RowLayout layout_of(Kernel kernel, const PgLinear &w, int64_t rows) {
     return {bytes, rows, by_tiles(kernel, w, rows)};
 }
 
-// Few rows leave registers for more columns at a time, which hides the latency of their chains.
-constexpr int wide_columns(int rows) { return W == 16 ? (rows == 1 ? 8 : rows <= 4 ? 4 : 2) : (rows == 1 ? 4 : 2); }
+// Few rows leave registers for more columns at a time, which hides the latency of their chains and of memory.
+constexpr int wide_columns(int rows) { return rows == 1 ? 8 : W == 16 && rows <= 4 ? 4 : 2; }
 constexpr int MAX_TILE = W == 16 ? MAX_ROWS * NR : MAX_ROWS * NR * 2;  // results of one tile at most
 
 // As many panels as a tile of `rows` rows takes, at most end - panel, into results [panels][rows][NR]; returns how many.
