@@ -51,6 +51,9 @@ class Fake:
     def prepare(self, num_seqs, num_tokens):
         self.shape = [num_seqs, num_tokens]
 
+    def use_adapters(self, count):
+        self.shape = ["adapters", count]
+
     def run(self, requests):
         os.write(1, b"even so\\n")
         time.sleep(self.options["seconds"])
@@ -328,6 +331,16 @@ def wait_until_stopped(pid: int) -> None:
         assert time.monotonic() < deadline, fields
         time.sleep(0.01)
     assert fields is not None
+
+
+def test_an_engine_is_told_with_how_many_adapters_requests_take_turns(fake: PeerEngine, tmp_path: Path) -> None:
+    process = EngineProcess(fake, tmp_path)
+    try:
+        with process.awake():
+            process.use_adapters(8)
+            assert process.report() == {"shape": ["adapters", 8]}
+    finally:
+        process.close()
 
 
 def test_no_timer_is_left_where_a_signal_ends_the_wait(
