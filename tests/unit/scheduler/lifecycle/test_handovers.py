@@ -16,6 +16,7 @@ from shared.messages import (
     RequestHeader,
     ServeBlocks,
     StoreCapacity,
+    WorkerCapacity,
     WorkerRole,
 )
 from shared.packing import pack_tokens
@@ -226,33 +227,28 @@ def test_a_worker_without_room_for_what_comes_goes_on_at_its_own_speed() -> None
     assert not handovers.awaits_result(replica)
 
 
+def assert_goes_over_at_once(w: MovingWorld, successor: WorkerCapacity) -> None:
+    """A request of w0, none of whose blocks are fetched."""
+    w.add("r", PROMPT, max_tokens=20)
+    for _ in range(5):
+        step(w)
+    w.join("w1", successor)
+    w.leave("w0")
+    for _ in range(4):
+        step(w)
+    assert list(w.workers) == ["w1"] and w.scheduler.moves.num_fetched_blocks == 0
+    w.settle()
+    w.assert_outputs("r")
+
+
 def test_without_names_for_blocks_requests_go_over_at_once_and_are_computed_again() -> None:
     w = MovingWorld(Policy(max_num_batched_tokens=64, enable_prefix_caching=False), workers=0)
     w.join("w0", capacity(block_space=SPACES[SIZE]))
-    w.add("r", PROMPT, max_tokens=20)
-    for _ in range(5):
-        step(w)
-    w.join("w1", capacity(block_space=SPACES[SIZE]))
-    w.leave("w0")
-    for _ in range(4):
-        step(w)
-    assert list(w.workers) == ["w1"] and w.scheduler.moves.num_fetched_blocks == 0
-    w.settle()
-    w.assert_outputs("r")
+    assert_goes_over_at_once(w, capacity(block_space=SPACES[SIZE]))
 
 
 def test_to_a_worker_that_cannot_fetch_their_blocks_requests_go_over_at_once() -> None:
-    w = world(WorkerRole.BOTH)
-    w.add("r", PROMPT, max_tokens=20)
-    for _ in range(5):
-        step(w)
-    w.join("w1", capacity())
-    w.leave("w0")
-    for _ in range(4):
-        step(w)
-    assert list(w.workers) == ["w1"] and w.scheduler.moves.num_fetched_blocks == 0
-    w.settle()
-    w.assert_outputs("r")
+    assert_goes_over_at_once(world(WorkerRole.BOTH), capacity())
 
 
 def test_siblings_go_over_together_once_their_prompt_is_computed() -> None:
