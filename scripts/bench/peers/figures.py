@@ -9,7 +9,7 @@ from scripts.bench.common.proc import has_bf16
 from scripts.bench.common.report import Result
 from scripts.bench.common.specs import FAMILIES
 from scripts.bench.peers.catalog import CHAIN, FULL, INT4, INT8, OTHERS, OURS, RUNNER, RUNNER_INT8
-from scripts.bench.peers.rounds import EngineRecord
+from scripts.bench.peers.rounds import EngineRecord, paired_ratio
 from scripts.bench.peers.workloads import WORKLOADS
 from services.cli.display.tables import aligned
 
@@ -42,7 +42,10 @@ BF16_CHAIN_TARGETS = {
 BF16_INT8_TARGETS = {"a": 1.5, "b1": 1.8, "b2": 1.6, "c": 1.2, "d": 1.5}  # of S and M
 BF16_FLOOR_TARGETS = FLOOR_TARGETS | {FULL: 0.95}
 MEMORY_TARGET = 1.15  # of weights and KV pool
-LEGEND = "median (spread of n rounds); ~: others took more than 0.15 cores in some round; one round where hopeless"
+LEGEND = (
+    "median (spread of n rounds) of the rounds in which others took at most 0.15 cores; ~: of all, since none was such;"
+    " one round where hopeless"
+)
 OTHER_TARGET = 0.98  # of the runner of another checkout
 
 
@@ -81,7 +84,7 @@ def engine_table(records: Records, versions: Mapping[str, str], title: str) -> s
 
     def cell(engine: str, name: str) -> str:
         record = records.get((name, engine))
-        return f"{shown(record)} ({100 * record.spread:.0f} % of {len(record.runs)})" if record else "-"
+        return f"{shown(record)} ({100 * record.spread:.0f} % of {len(record.counted)})" if record else "-"
 
     head = ["engine", *(f"{name}, {WORKLOADS[name].unit}" for name in names), "version"]
     rows = [[engine, *(cell(engine, name) for name in names), version] for engine, version in versions.items()]
@@ -93,7 +96,10 @@ def ratio_lines(
 ) -> list[Result]:
     """One line for each engine of ours and workload that was run; of warm-ups where they left no peer to run it."""
     played = [name for name in WORKLOADS if any(name == workload for workload, _ in records)]
-    lines = [ratio_line(records, model, quantization, e, name, warm_ups) for e in (RUNNER, CHAIN) for name in played]
+    beside_peers = [] if _is_between_checkouts(records, warm_ups) else played
+    lines = [
+        ratio_line(records, model, quantization, e, name, warm_ups) for e in (RUNNER, CHAIN) for name in beside_peers
+    ]
     lines += _versus(records, "b1", RUNNER, RUNNER_INT8, f"{RUNNER} {quantization} / int8, {model}", INT4_OF_INT8)
     for own, other in OTHERS.items():
         for name in played:
@@ -101,14 +107,20 @@ def ratio_lines(
     return lines
 
 
+def _is_between_checkouts(records: Records, warm_ups: WarmUps) -> bool:
+    """Whether another checkout of ours takes part, and no peer: then nothing is asked that only a peer could show."""
+    names = {engine for _, engine in (*records, *warm_ups)}
+    return names <= set(OURS) and not names.isdisjoint(OTHERS.values())
+
+
 def _versus(records: Records, workload: str, engine: str, other: str, what: str, bound: float) -> list[Result]:
-    """Two engines of ours, where both ran."""
+    """Two engines of ours, where both ran, round by round; the note has the medians."""
     own, found = records.get((workload, engine)), records.get((workload, other))
     if own is None or found is None:
         return []
     note = f"{shown(own)} against {shown(found)} {WORKLOADS[workload].unit}"
     what = f"{what}, {workload} ({WORKLOADS[workload].what})"
-    return [Result(what, own.speed / found.speed, "x", at_least=bound, note=note)]
+    return [Result(what, paired_ratio(own, found), "x", at_least=bound, note=note)]
 
 
 def ratio_line(
@@ -130,9 +142,9 @@ def ratio_line(
 
 
 def shown(record: EngineRecord) -> str:
-    """The median in the workload's unit; `~` where a run was noisy."""
+    """The median in the workload's unit; `~` where no run was quiet."""
     value = record.workload.told(record.speed)
-    return f"{'~' if record.num_noisy else ''}{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
+    return f"{'~' if record.is_noisy else ''}{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
 
 
 def floor_line(records: Records, model: str, quantization: str, streamed: int, bandwidth: float) -> Result:

@@ -7,7 +7,9 @@
 DIR holds the peers, each in an environment of its own; docs/measurements/engines.md says how to install them.  Those
 that are not there, or cannot load a model, are named and left out.  Each engine stays up; an idle peer's processes are
 stopped while others run.  A family is one or two models of a kind (scripts/bench/common/specs.py).  CHECKOUT is another
-version of this project, which takes part (pageant-runner-other, pageant-other), on this one's Python.
+version of this project, which takes part (pageant-runner-other, pageant-other), on this one's Python; the two are
+compared round by round, since the machine's speed drifts.  Where other processes, or the hypervisor, took more than 0.15
+cores a round does not count, and further rounds are played, at most as many again.
 """
 
 from __future__ import annotations

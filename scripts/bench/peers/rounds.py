@@ -34,8 +34,13 @@ class EngineRecord:
     runs: list[EngineRun] = field(default_factory=list)
 
     @property
+    def counted(self) -> list[EngineRun]:
+        """The runs that count: the quiet ones; all where none was quiet."""
+        return [run for run in self.runs if not run.is_noisy] or self.runs
+
+    @property
     def seconds(self) -> float:
-        return median(run.seconds for run in self.runs)
+        return median(run.seconds for run in self.counted)
 
     @property
     def speed(self) -> float:
@@ -44,16 +49,32 @@ class EngineRecord:
 
     @property
     def spread(self) -> float:
-        return spread([run.seconds for run in self.runs])
+        return spread([run.seconds for run in self.counted])
 
     @property
     def decode_seconds(self) -> float:
         """From the first token to the last, median; 0 where the engine does not tell."""
-        return median(run.seconds - run.first if run.first else 0.0 for run in self.runs)
+        return median(run.seconds - run.first if run.first else 0.0 for run in self.counted)
 
     @property
-    def num_noisy(self) -> int:
-        return sum(run.is_noisy for run in self.runs)
+    def is_noisy(self) -> bool:
+        """Whether no run was quiet."""
+        return all(run.is_noisy for run in self.runs)
+
+    @property
+    def num_quiet(self) -> int:
+        return sum(not run.is_noisy for run in self.runs)
+
+
+def paired_ratio(own: EngineRecord, other: EngineRecord) -> float:
+    """How many times as fast `own` is: the median over rounds, in which both ran within a minute.
+
+    A machine's speed drifts by more than two versions differ, and the pairs of a round drift together.  Rounds in which
+    both were quiet count, all where there is none.
+    """
+    rounds = list(zip(own.runs, other.runs, strict=False))
+    quiet = [pair for pair in rounds if not (pair[0].is_noisy or pair[1].is_noisy)]
+    return median(theirs.seconds / ours.seconds for ours, theirs in quiet or rounds)
 
 
 @dataclass
@@ -71,7 +92,10 @@ class PeerContest:
     warm_ups: dict[tuple[str, str], float] = field(default_factory=dict)  # seconds
 
     def play(self, workload: Workload, num_rounds: int, before: Callable[[], None] = lambda: None) -> None:
-        """All rounds of one workload; each round begins with another engine.  `before` is called in every round."""
+        """All rounds of one workload; each round begins with another engine.  `before` is called in every round.
+
+        While an engine lacks quiet runs, further rounds are played, at most as many again.
+        """
         warm: dict[str, float] = {}
         for child in list(self.children):
             if workload.name in child.engine.avoids:
@@ -83,7 +107,9 @@ class PeerContest:
                 )
         self.warm_ups.update({(workload.name, name): seconds for name, seconds in warm.items()})
         playing = [child for child in self.children if self._may_play(child, workload, warm)]
-        for number in range(num_rounds):
+        for number in range(2 * num_rounds):
+            if number >= num_rounds and not self._lack_quiet_runs(playing, workload, num_rounds):
+                break
             before()
             for child in rotated(playing, number):
                 if child in self.children and not self._is_hopeless(child, workload):
@@ -98,6 +124,11 @@ class PeerContest:
         if behind > HOPELESS:
             self.remark(f"{name} sits {workload.name} out: its warm-up took {behind:.1f} times as long as the best's")
         return behind <= HOPELESS
+
+    def _lack_quiet_runs(self, playing: list[EngineProcess], workload: Workload, num_rounds: int) -> bool:
+        """Whether an engine that would play on has fewer quiet runs than asked for."""
+        names = [c.engine.name for c in playing if c in self.children and not self._is_hopeless(c, workload)]
+        return any(self.records[workload.name, name].num_quiet < num_rounds for name in names)
 
     def _run(self, child: EngineProcess, workload: Workload, number: int) -> None:
         requests = workload.requests(number, self.vocab_size)

@@ -7,6 +7,8 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -16,7 +18,7 @@ import pytest
 from scripts.bench.common.proc import tree
 from scripts.bench.common.specs import FAMILIES, SPECS
 from scripts.bench.common.turns import rotated
-from scripts.bench.peers import figures
+from scripts.bench.peers import figures, rounds
 from scripts.bench.peers.catalog import (
     CHAIN,
     CHAIN_OTHER,
@@ -33,7 +35,7 @@ from scripts.bench.peers.child import EngineFailed, EngineProcess
 from scripts.bench.peers.conversion import ConversionFailed, convert_missing
 from scripts.bench.peers.figures import best_peer, engine_table, floor_line, memory_line, ratio_lines, target
 from scripts.bench.peers.main import arguments
-from scripts.bench.peers.rounds import EngineRecord, EngineRun, PeerContest
+from scripts.bench.peers.rounds import EngineRecord, EngineRun, PeerContest, paired_ratio
 from scripts.bench.peers.workloads import WORKLOADS
 from shared.processes.proc import stat
 
@@ -170,7 +172,7 @@ def test_another_checkout_is_no_peer_and_has_lines_of_its_own(tmp_path: Path) ->
         ("d", CHAIN): record("d", 1.0),
         ("d", CHAIN_OTHER): record("d", 0.5),
     }
-    prompt, shared, chain = ratio_lines(records, "S", FULL)[-3:]
+    prompt, shared, chain = ratio_lines(records, "S", FULL)  # no peer took part, and none is missed
     assert best_peer(records, "c") is None
     assert prompt.measured == pytest.approx(0.9) and prompt.missed
     assert shared.measured == pytest.approx(1.01) and not shared.missed
@@ -179,6 +181,22 @@ def test_another_checkout_is_no_peer_and_has_lines_of_its_own(tmp_path: Path) ->
     others = [engine for engine in engines(tmp_path, "S", FULL, tmp_path) if engine.name in (RUNNER_OTHER, CHAIN_OTHER)]
     folder = tmp_path / "scripts" / "bench" / "peers" / "engines"
     assert [one.missing for one in others] == [[folder / "pageant_runner.py"], [folder / "pageant_chain.py"]]
+
+
+def test_two_checkouts_are_compared_round_by_round() -> None:
+    own, other = record("c", 1.0, 2.0, 4.0), record("c", 1.1, 2.2, 4.4)
+    assert paired_ratio(own, other) == pytest.approx(1.1)
+    own.runs.append(EngineRun(9.0, 0.0, other_cores=0.5))
+    other.runs.append(EngineRun(1.0, 0.0, other_cores=0.0))
+    assert paired_ratio(own, other) == pytest.approx(1.1)  # a round with one noisy run does not count
+    assert paired_ratio(record("c", 2.0, others=0.5), record("c", 1.0)) == 0.5  # unless there is no other
+
+
+def test_quiet_runs_count_where_there_are_any() -> None:
+    found = record("a", 1.0, 1.2)
+    found.runs.append(EngineRun(9.0, 0.0, other_cores=0.5))
+    assert found.seconds == pytest.approx(1.1) and found.spread == pytest.approx(0.2) and not found.is_noisy
+    assert (found.num_quiet, record("a", 1.0, others=0.5).is_noisy) == (2, True)
 
 
 def test_an_engine_of_ours_has_the_code_of_its_checkout(tmp_path: Path) -> None:
@@ -279,6 +297,22 @@ def test_each_round_begins_with_another_engine(fake: PeerEngine, tmp_path: Path)
         assert children[0].report() == {"shape": [1, 2049]}
     for child in children:
         child.close()
+
+
+def test_a_noisy_round_is_played_again_once(fake: PeerEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = iter([0.5, 0.0, 0.0, 0.5, 0.5, 0.5, 0.5])
+
+    @contextmanager
+    def told(_: object) -> Iterator[list[float]]:
+        yield [next(cores)]
+
+    monkeypatch.setattr(rounds, "others", told)
+    contest = PeerContest([EngineProcess(fake, tmp_path)], VOCAB, timeout=20)
+    for name, num_runs in (("a", 3), ("c", 4)):  # one of two was noisy; all are, and two more do not help
+        contest.play(WORKLOADS[name], 2)
+        assert len(contest.records[name, "fake"].runs) == num_runs
+    assert not contest.records["a", "fake"].is_noisy and contest.records["c", "fake"].is_noisy
+    contest.children[0].close()
 
 
 def test_an_engine_far_behind_sits_out_and_one_that_fails_is_gone(fake: PeerEngine, tmp_path: Path) -> None:
