@@ -60,6 +60,11 @@ class EngineProcess:
         """Processor time of the engine and all its processes."""
         return tree_cpu_seconds(self._process.pid)
 
+    @property
+    def pids(self) -> list[int]:
+        """Of the engine and all its processes."""
+        return tree(self._process.pid)
+
     def prepare(self, workload: Workload, vocab_size: int, timeout: float) -> float:
         """Load what depends on the workload's shape, and run a little of it; returns the seconds that took."""
         requests = workload.requests(0, vocab_size)
@@ -93,7 +98,7 @@ class EngineProcess:
     def close(self) -> None:
         """End the engine, kindly and then not."""
         self._signal(signal.SIGCONT)
-        processes = tree(self._process.pid)
+        processes = self.pids
         assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             self._process.stdin.close()
@@ -107,7 +112,7 @@ class EngineProcess:
             self._signal(signal.SIGSTOP)
 
     def _signal(self, number: signal.Signals) -> None:
-        signal_all(tree(self._process.pid), number)
+        signal_all(self.pids, number)
 
     def _order(self, order: dict[str, Any], timeout: float) -> dict[str, Any]:
         assert self._process.stdin is not None

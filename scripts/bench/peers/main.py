@@ -6,10 +6,13 @@
 
 DIR holds the peers, each in an environment of its own; docs/measurements/engines.md says how to install them.  Those
 that are not there, or cannot load a model, are named and left out.  Each engine stays up; an idle peer's processes are
-stopped while others run.  A family is one or two models of a kind (scripts/bench/common/specs.py).  CHECKOUT is another
-version of this project, which takes part (pageant-runner-other, pageant-other), on this one's Python; the two are
-compared round by round, since the machine's speed drifts.  Where other processes, or the hypervisor, took more than 0.15
-cores a round does not count, and further rounds are played, at most as many again.
+stopped while others run.  A family is one or two models of a kind (scripts/bench/common/specs.py).  A run in which
+other processes, or the hypervisor, took more than 0.15 cores does not count; further rounds are played then, at most as
+many again.
+
+CHECKOUT is another version of this project, on this one's Python, with which this one is compared in the place of peers
+(pageant-runner-other, pageant-other).  The two run at once, in slices of a quarter of a second in which the processes
+of one are stopped, since the machine's speed drifts by more than versions differ (scripts/bench/peers/slices.py).
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from scripts.bench.common.proc import load_average, processor
 from scripts.bench.common.report import Result, bench_parser, finish
 from scripts.bench.common.specs import FAMILIES, SPECS
 from scripts.bench.common.turns import say, today
-from scripts.bench.peers.catalog import CHAIN, FULL, INT4, INT8, KV_CACHE_GIB, RUNNER, PeerEngine, engines
+from scripts.bench.peers.catalog import CHAIN, FULL, INT4, INT8, KV_CACHE_GIB, OTHERS, RUNNER, PeerEngine, engines
 from scripts.bench.peers.child import EngineFailed, EngineProcess
 from scripts.bench.peers.conversion import ConversionFailed, convert_missing
 from scripts.bench.peers.figures import engine_table, floor_line, memory_line, ratio_lines
@@ -81,6 +84,9 @@ class Match:
                 self._enter(engine, stack)
             for name in self._args.workloads:
                 say(f"{self._model} {self._quantization}: {name}, {WORKLOADS[name].what}")
+                if self._args.against:
+                    self._contest.play_pairs(WORKLOADS[name], self._args.rounds)
+                    continue
                 self._contest.play(WORKLOADS[name], self._args.rounds, before if name == "a" else lambda: None)
             ours = (child for child in self._contest.children if child.engine.is_ours)
             self._reports = {child.engine.name: child.report() for child in ours}
@@ -89,6 +95,9 @@ class Match:
         """The engines that were asked for and are installed."""
         asked = self._args.engines
         known = engines(self._args.peers, self._model, self._quantization, self._args.against)
+        if self._args.against:
+            known = [engine for engine in known if engine.name in (*OTHERS, *OTHERS.values())]
+            asked = asked | {OTHERS.get(name, name) for name in asked}
         wanted = [e for e in known if (e.by_default if not asked else asked & {e.name, e.name.partition("-")[0]})]
         for engine in wanted:
             try:
@@ -153,7 +162,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--engines", type=lambda text: set(text.split(",")), default=set(), help=f"{RUNNER},{CHAIN},..."
     )
-    parser.add_argument("--against", type=lambda text: Path(text).resolve(), help="another checkout")
+    parser.add_argument(
+        "--against", type=lambda text: Path(text).resolve(), help="another checkout, in the place of peers"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--timeout", type=float, default=600, help="seconds that one run may take")
     args = parser.parse_args()

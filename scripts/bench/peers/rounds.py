@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from scripts.bench.common.turns import NOISE, others, rotated, say, spread
+from scripts.bench.peers.catalog import OTHERS
 from scripts.bench.peers.child import EngineFailed, EngineProcess
+from scripts.bench.peers.slices import run_in_slices
 from scripts.bench.peers.workloads import Workload
 
 HOPELESS = 4.0  # an engine this many times slower than the best is not run again
@@ -67,11 +69,8 @@ class EngineRecord:
 
 
 def paired_ratio(own: EngineRecord, other: EngineRecord) -> float:
-    """How many times as fast `own` is: the median over rounds, in which both ran within a minute.
-
-    A machine's speed drifts by more than two versions differ, and the pairs of a round drift together.  Rounds in which
-    both were quiet count, all where there is none.
-    """
+    """How many times as fast `own` is: the median over rounds.  Those in which both were quiet count, all where there
+    is none."""
     rounds = list(zip(own.runs, other.runs, strict=False))
     quiet = [pair for pair in rounds if not (pair[0].is_noisy or pair[1].is_noisy)]
     return median(theirs.seconds / ours.seconds for ours, theirs in quiet or rounds)
@@ -115,6 +114,34 @@ class PeerContest:
                 if child in self.children and not self._is_hopeless(child, workload):
                     self._turn(child, lambda c: self._run(c, workload, number))  # noqa: B023
 
+    def play_pairs(self, workload: Workload, num_rounds: int) -> None:
+        """Ours beside another checkout's, in slices of time; each round begins with the other one."""
+        for names in OTHERS.items():
+            pair = [child for name in names for child in self.children if child.engine.name == name]
+            if len(pair) < len(names):
+                continue
+            for child in pair:
+                self._turn(child, lambda c: self._prepare(c, workload))
+            for number in range(num_rounds):
+                if all(child in self.children for child in pair):
+                    self._run_pair(rotated(pair, number), workload, number)
+
+    def _prepare(self, child: EngineProcess, workload: Workload) -> None:
+        child.prepare(workload, self.vocab_size, self.timeout)
+
+    def _run_pair(self, pair: list[EngineProcess], workload: Workload, number: int) -> None:
+        try:
+            with others(lambda: sum(child.cpu_seconds for child in pair)) as cores:
+                awake = run_in_slices(pair, workload.requests(number, self.vocab_size), self.timeout)
+        except EngineFailed as error:
+            self.remark(str(error))
+            for child in pair:
+                self.children.remove(child)
+                child.close()
+            return
+        for child, seconds in zip(pair, awake, strict=True):
+            self._keep(child, workload, number, EngineRun(seconds, 0.0, cores[0]))
+
     def _may_play(self, child: EngineProcess, workload: Workload, warm: dict[str, float]) -> bool:
         """Ours always, if only once; a peer unless its warm-up says how it would end."""
         name = child.engine.name
@@ -134,7 +161,9 @@ class PeerContest:
         requests = workload.requests(number, self.vocab_size)
         with others(lambda: child.cpu_seconds) as cores:
             answer = child.run(requests, self.timeout)
-        run = EngineRun(answer["seconds"], answer.get("first") or 0.0, cores[0])
+        self._keep(child, workload, number, EngineRun(answer["seconds"], answer.get("first") or 0.0, cores[0]))
+
+    def _keep(self, child: EngineProcess, workload: Workload, number: int, run: EngineRun) -> None:
         record = self.records.setdefault((workload.name, child.engine.name), EngineRecord(workload))
         record.runs.append(run)
         told, mark = workload.told(workload.speed(run.seconds)), "~" if run.is_noisy else ""

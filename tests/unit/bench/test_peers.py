@@ -70,6 +70,26 @@ class Fake:
 load = Fake
 """
 
+BUSY = """
+import time
+
+class Busy:
+    version = "busy 1"
+
+    def __init__(self, options):
+        self.runs = options["runs"]
+
+    def run(self, requests):
+        assert self.runs, "no more runs"
+        self.runs -= 1
+        end = time.process_time() + 0.3
+        while time.process_time() < end:
+            pass
+        return {"num_tokens": [count for _, count in requests]}
+
+load = Busy
+"""
+
 
 @pytest.fixture
 def fake(tmp_path: Path) -> PeerEngine:
@@ -332,6 +352,37 @@ def test_an_engine_far_behind_sits_out_and_one_that_fails_is_gone(fake: PeerEngi
     assert [child.engine.name for child in contest.children] == ["quick", "slow", "unwilling"]
     for child in contest.children:
         child.close()
+
+
+@pytest.fixture
+def pair(fake: PeerEngine, tmp_path: Path) -> Iterator[list[EngineProcess]]:
+    """Two versions that compute for 0.3 s, of which the second fails when it runs for the third time."""
+    (file := tmp_path / "busy.py").write_text(textwrap.dedent(BUSY))
+    children = [
+        EngineProcess(replace(fake, name=name, file=file, root=tmp_path, options={"runs": runs}), tmp_path)
+        for name, runs in ((RUNNER, 9), (RUNNER_OTHER, 2))
+    ]
+    yield children
+    for child in children:
+        child.close()
+
+
+def test_two_versions_run_in_slices_and_count_the_time_awake(pair: list[EngineProcess]) -> None:
+    contest = PeerContest(list(pair), VOCAB, timeout=20)
+    begin = time.monotonic()
+    contest.play_pairs(WORKLOADS["a"], 1)
+    assert time.monotonic() - begin > 1.1  # as one after the other: a warm-up and a run of both
+    for name in (RUNNER, RUNNER_OTHER):
+        (run,) = contest.records["a", name].runs
+        assert 0.29 < run.seconds < 0.6
+    assert pair[0].run([([1], 1)], 20)["num_tokens"] == [1]  # it is not left stopped
+
+
+def test_a_version_that_fails_ends_the_pair(pair: list[EngineProcess]) -> None:
+    contest = PeerContest(list(pair), VOCAB, timeout=20)
+    contest.play_pairs(WORKLOADS["a"], 3)
+    assert len(contest.remarks) == 1 and "no more runs" in contest.remarks[0]
+    assert [len(found.runs) for found in contest.records.values()] == [1, 1] and not contest.children
 
 
 def test_ours_plays_once_however_slow(fake: PeerEngine, tmp_path: Path) -> None:
