@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from shared.errors import ProtocolError
 
 try:
-    from isal.isal_zlib import crc32  # in instructions made for it: 20 times as fast
-except ImportError:  # there is none for this processor
-    from zlib import crc32
+    from deflate import crc32  # libdeflate: by the processor's widest products without carries, 7 to 20 times as fast
+except ImportError:  # there is no wheel for this platform
+    from zlib import crc32  # type: ignore[assignment]
 
 MAGIC = b"PGBLOCK2"
 DONE = b"\1"
@@ -68,8 +68,7 @@ def is_proof(secret: bytes, challenge: bytes, shown: bytes) -> bool:
 
 
 def checksum(block: Bytes) -> int:
-    found: int = crc32(block)
-    return found
+    return crc32(block)
 
 
 def read_request(link: socket.socket) -> BlockRequest | None:

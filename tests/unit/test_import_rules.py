@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "shared.transport": {"STDLIB", "msgspec", "structlog", "shared"},
     **{f"shared.transport.{module}": {"STDLIB", "zmq", "structlog", "shared"} for module in ZMQ},
     "shared.transport.keys": {"STDLIB", "zmq", "msgspec", "shared"},
-    "shared.data_link": {"STDLIB", "isal", "structlog", "shared.data_link", "shared.errors",
+    "shared.data_link": {"STDLIB", "deflate", "structlog", "shared.data_link", "shared.errors",
                          "shared.transport.directory"},
     "shared.data_link.copying": {"STDLIB", "numpy"},
     "shared.actor": {"STDLIB", "uvloop", "msgspec", "structlog", "prometheus_client", "shared"},

@@ -12,7 +12,8 @@ of the prompt's cached tokens, which a worker without a past can only have from 
 
 Rounds of a second kind kill the store too: its next life has the blocks on a disk, of which the kernel has nothing in
 memory any more.  In those of a third the store stands still (SIGSTOP) when the prompt is asked again, which has to be
-computed after all.  Last, the data link alone: through memory beside a copy, over TCP beside a bare socket.
+computed after all.  Then other streams beside prompts that come from the store (scripts/bench/blocks/others.py).  Last,
+the data link alone: through memory beside a copy, over TCP beside a bare socket.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from typing import Any
 import grpc
 
 from protos.pageant.v1 import inference_pb2_grpc
-from scripts.bench.blocks import data_link, handovers
+from scripts.bench.blocks import data_link, handovers, others
 from scripts.bench.common.clients import ask_of
 from scripts.bench.common.deployment import ServedDeployment
 from scripts.bench.common.models import kept
@@ -93,16 +94,16 @@ def measure(
     deployment: ServedDeployment, random_ids: random.Random, num_tokens: int, disk: Path, kind: str
 ) -> dict[str, float]:
     """One round of a kind (memory, disk, frozen): seconds computed and fetched, and the share that was fetched."""
-    prompt, *others = (random_ids.choices(range(4, VOCAB), k=num_tokens + 1) for _ in range(1 + 2 * FILLS))
-    for other in others[:FILLS]:
-        first_token(deployment.address, other)
+    prompt, *fills = (random_ids.choices(range(4, VOCAB), k=num_tokens + 1) for _ in range(1 + 2 * FILLS))
+    for fill in fills[:FILLS]:
+        first_token(deployment.address, fill)
     computed, token, _ = first_token(deployment.address, prompt)
     time.sleep(STORED_SECONDS)
     if kind == "disk":
         replace_store(deployment, disk)
     replace_worker(deployment)
-    for other in others[FILLS:]:
-        first_token(deployment.address, other)
+    for fill in fills[FILLS:]:
+        first_token(deployment.address, fill)
     ask = partial(frozen, deployment) if kind == "frozen" else partial(first_token, deployment.address)
     fetched, again, cached = ask(prompt)
     if again != token:
@@ -161,5 +162,5 @@ def main() -> int:
                 found[kind] = [
                     measure(deployment, random_ids, args.tokens, Path(blocks), kind) for _ in range(args.rounds)
                 ]
-    rows = [*report(found, args.tokens), *data_link.measure()]
+        rows = [*report(found, args.tokens), *others.measure(model, args.dtype, seed=11), *data_link.measure()]
     return finish(rows, check=args.check, title=f"what a store is worth; {processor()}")

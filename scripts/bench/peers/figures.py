@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from scripts.bench.common.proc import has_bf16
@@ -96,31 +96,31 @@ def ratio_lines(
 ) -> list[Result]:
     """One line for each engine of ours and workload that was run; of warm-ups where they left no peer to run it."""
     played = [name for name in WORKLOADS if any(name == workload for workload, _ in records)]
-    beside_peers = [] if _is_between_checkouts(records, warm_ups) else played
-    lines = [
-        ratio_line(records, model, quantization, e, name, warm_ups) for e in (RUNNER, CHAIN) for name in beside_peers
-    ]
-    lines += _versus(records, "b1", RUNNER, RUNNER_INT8, f"{RUNNER} {quantization} / int8, {model}", INT4_OF_INT8)
-    for own, other in OTHERS.items():
-        for name in played:
-            lines += _versus(records, name, own, other, f"{own} / the other checkout's, {model}", OTHER_TARGET)
+    lines = [ratio_line(records, model, quantization, e, name, warm_ups) for e in (RUNNER, CHAIN) for name in played]
+    if ("b1", RUNNER) in records and ("b1", RUNNER_INT8) in records:
+        what = f"{RUNNER} {quantization} / int8, {model}"
+        lines.append(_versus(records, "b1", RUNNER, RUNNER_INT8, what, INT4_OF_INT8))
     return lines
 
 
-def _is_between_checkouts(records: Records, warm_ups: WarmUps) -> bool:
-    """Whether another checkout of ours takes part, and no peer: then nothing is asked that only a peer could show."""
-    names = {engine for _, engine in (*records, *warm_ups)}
-    return names <= set(OURS) and not names.isdisjoint(OTHERS.values())
+def pair_lines(records: Records, model: str, engines: Collection[str], workloads: Sequence[str]) -> list[Result]:
+    """One line for each engine of ours and workload: this checkout's against the other's; missed without a figure."""
+    return [
+        _versus(records, name, own, OTHERS[own], f"{own} / the other checkout's, {model}", OTHER_TARGET)
+        for own in OTHERS
+        if own in engines
+        for name in workloads
+    ]
 
 
-def _versus(records: Records, workload: str, engine: str, other: str, what: str, bound: float) -> list[Result]:
-    """Two engines of ours, where both ran, round by round; the note has the medians."""
+def _versus(records: Records, workload: str, engine: str, other: str, what: str, bound: float) -> Result:
+    """Two engines of ours, round by round; the note has the medians."""
+    what = f"{what}, {workload} ({WORKLOADS[workload].what})"
     own, found = records.get((workload, engine)), records.get((workload, other))
     if own is None or found is None:
-        return []
+        return Result(what, None, "x", at_least=bound, note="no figure")
     note = f"{shown(own)} against {shown(found)} {WORKLOADS[workload].unit}"
-    what = f"{what}, {workload} ({WORKLOADS[workload].what})"
-    return [Result(what, paired_ratio(own, found), "x", at_least=bound, note=note)]
+    return Result(what, paired_ratio(own, found), "x", at_least=bound, note=note)
 
 
 def ratio_line(

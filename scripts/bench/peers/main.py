@@ -36,7 +36,7 @@ from scripts.bench.common.turns import say, today
 from scripts.bench.peers.catalog import CHAIN, FULL, INT4, INT8, KV_CACHE_GIB, OTHERS, RUNNER, PeerEngine, engines
 from scripts.bench.peers.child import EngineFailed, EngineProcess
 from scripts.bench.peers.conversion import ConversionFailed, convert_missing
-from scripts.bench.peers.figures import engine_table, floor_line, memory_line, ratio_lines
+from scripts.bench.peers.figures import engine_table, floor_line, memory_line, pair_lines, ratio_lines
 from scripts.bench.peers.rounds import PeerContest
 from scripts.bench.peers.workloads import WORKLOADS
 
@@ -123,7 +123,10 @@ class Match:
     def lines(self) -> list[Result]:
         """Ratios, then what is measured against the machine itself."""
         records = self._contest.records
-        found = ratio_lines(records, self._model, self._quantization, self._contest.warm_ups)
+        if self._args.against:
+            found = pair_lines(records, self._model, self._args.engines or set(OTHERS), self._args.workloads)
+        else:
+            found = ratio_lines(records, self._model, self._quantization, self._contest.warm_ups)
         if self._bandwidths:
             streamed = models.streamed_bytes(self._model, quantization=self._quantization)
             found.append(floor_line(records, self._model, self._quantization, streamed, median(self._bandwidths)))

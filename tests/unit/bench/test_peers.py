@@ -33,7 +33,15 @@ from scripts.bench.peers.catalog import (
 )
 from scripts.bench.peers.child import EngineFailed, EngineProcess
 from scripts.bench.peers.conversion import ConversionFailed, convert_missing
-from scripts.bench.peers.figures import best_peer, engine_table, floor_line, memory_line, ratio_lines, target
+from scripts.bench.peers.figures import (
+    best_peer,
+    engine_table,
+    floor_line,
+    memory_line,
+    pair_lines,
+    ratio_lines,
+    target,
+)
 from scripts.bench.peers.main import arguments
 from scripts.bench.peers.rounds import EngineRecord, EngineRun, PeerContest, paired_ratio
 from scripts.bench.peers.workloads import WORKLOADS
@@ -192,11 +200,13 @@ def test_another_checkout_is_no_peer_and_has_lines_of_its_own(tmp_path: Path) ->
         ("d", CHAIN): record("d", 1.0),
         ("d", CHAIN_OTHER): record("d", 0.5),
     }
-    prompt, shared, chain = ratio_lines(records, "S", FULL)  # no peer took part, and none is missed
+    prompt, shared = pair_lines(records, "S", {RUNNER}, ["c", "d"])
+    absent, chain = pair_lines(records, "S", {CHAIN}, ["c", "d"])
     assert best_peer(records, "c") is None
     assert prompt.measured == pytest.approx(0.9) and prompt.missed
     assert shared.measured == pytest.approx(1.01) and not shared.missed
     assert chain.measured == pytest.approx(0.5) and chain.missed
+    assert absent.measured is None and absent.missed
     assert {RUNNER_OTHER, CHAIN_OTHER}.isdisjoint(engine.name for engine in engines(tmp_path, "S", FULL))
     others = [engine for engine in engines(tmp_path, "S", FULL, tmp_path) if engine.name in (RUNNER_OTHER, CHAIN_OTHER)]
     folder = tmp_path / "scripts" / "bench" / "peers" / "engines"
@@ -357,9 +367,10 @@ def test_an_engine_far_behind_sits_out_and_one_that_fails_is_gone(fake: PeerEngi
 @pytest.fixture
 def pair(fake: PeerEngine, tmp_path: Path) -> Iterator[list[EngineProcess]]:
     """Two versions that compute for 0.3 s, of which the second fails when it runs for the third time."""
-    (file := tmp_path / "busy.py").write_text(textwrap.dedent(BUSY))
+    (root := tmp_path / "checkout").mkdir()
+    (file := root / "busy.py").write_text(textwrap.dedent(BUSY))
     children = [
-        EngineProcess(replace(fake, name=name, file=file, root=tmp_path, options={"runs": runs}), tmp_path)
+        EngineProcess(replace(fake, name=name, file=file, root=root, options={"runs": runs}), tmp_path)
         for name, runs in ((RUNNER, 9), (RUNNER_OTHER, 2))
     ]
     yield children
