@@ -2,7 +2,7 @@
 
     scripts/bench_peers --peers DIR [--family dense|moe|gpt2|gemma|all] [--model NAME|both]
                         [--quantization none|int8|int4|both] [--rounds 3] [--workloads a,b1,b2,c,d]
-                        [--engines NAME,...] [--against CHECKOUT] [--check]
+                        [--engines NAME,...] [--slices] [--against CHECKOUT] [--check]
 
 DIR holds the peers, each in an environment of its own; docs/measurements/engines.md says how to install them.  Those
 that are not there, or cannot load a model, are named and left out.  Each engine stays up; an idle peer's processes are
@@ -10,9 +10,12 @@ stopped while others run.  A family is one or two models of a kind (scripts/benc
 other processes, or the hypervisor, took more than 0.15 cores does not count; further rounds are played then, at most as
 many again.
 
+With `--slices` all run at once, in slices of a quarter of a second in which the processes of all but one are stopped:
+on a machine whose speed drifts by more than engines differ (scripts/bench/peers/slices.py).  Times to a first token are
+not known then, nor the share of the memory floor.
+
 CHECKOUT is another version of this project, on this one's Python, with which this one is compared in the place of peers
-(pageant-runner-other, pageant-other).  The two run at once, in slices of a quarter of a second in which the processes
-of one are stopped, since the machine's speed drifts by more than versions differ (scripts/bench/peers/slices.py).
+(pageant-runner-other, pageant-other), always in slices.
 """
 
 from __future__ import annotations
@@ -70,7 +73,7 @@ class Match:
         self._args = args
         self._model, self._quantization = model, quantization
         self._logs = logs
-        self._contest = PeerContest([], SPECS[model]["vocab_size"], args.timeout)
+        self._contest = PeerContest([], SPECS[model]["vocab_size"], args.timeout, args.slices)
         self._versions: dict[str, str] = {}
         self._reports: dict[str, dict[str, Any]] = {}
         self._bandwidths: list[float] = []
@@ -127,7 +130,7 @@ class Match:
             found = pair_lines(records, self._model, self._args.engines or set(OTHERS), self._args.workloads)
         else:
             found = ratio_lines(records, self._model, self._quantization, self._contest.warm_ups)
-        if self._bandwidths:
+        if self._bandwidths and not self._args.slices:
             streamed = models.streamed_bytes(self._model, quantization=self._quantization)
             found.append(floor_line(records, self._model, self._quantization, streamed, median(self._bandwidths)))
         weights = models.weight_bytes(self._model, quantization=self._quantization)

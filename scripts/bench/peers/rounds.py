@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -80,12 +81,13 @@ def paired_ratio(own: EngineRecord, other: EngineRecord) -> float:
 class PeerContest:
     """Engines that are up, and their records by workload and engine.  An engine that fails is out.
 
-    `remarks` says which failed, and which sat a workload out and why.
+    `remarks` says which failed, and which sat a workload out and why.  `in_slices`: they run at once, see slices.py.
     """
 
     children: list[EngineProcess]
     vocab_size: int
     timeout: float  # of one run, seconds
+    in_slices: bool = False
     records: dict[tuple[str, str], EngineRecord] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     warm_ups: dict[tuple[str, str], float] = field(default_factory=dict)  # seconds
@@ -93,7 +95,7 @@ class PeerContest:
     def play(self, workload: Workload, num_rounds: int, before: Callable[[], None] = lambda: None) -> None:
         """All rounds of one workload; each round begins with another engine.  `before` is called in every round.
 
-        While an engine lacks quiet runs, further rounds are played, at most as many again.
+        While an engine lacks quiet runs, further rounds are played, at most as many again.  In slices noise is shared.
         """
         warm: dict[str, float] = {}
         for child in list(self.children):
@@ -106,41 +108,46 @@ class PeerContest:
                 )
         self.warm_ups.update({(workload.name, name): seconds for name, seconds in warm.items()})
         playing = [child for child in self.children if self._may_play(child, workload, warm)]
-        for number in range(2 * num_rounds):
+        for number in range(num_rounds if self.in_slices else 2 * num_rounds):
             if number >= num_rounds and not self._lack_quiet_runs(playing, workload, num_rounds):
                 break
             before()
-            for child in rotated(playing, number):
-                if child in self.children and not self._is_hopeless(child, workload):
-                    self._turn(child, lambda c: self._run(c, workload, number))  # noqa: B023
+            here = [c for c in rotated(playing, number) if c in self.children and not self._is_hopeless(c, workload)]
+            if self.in_slices:
+                self._run_at_once(here, workload, number)
+                continue
+            for child in here:
+                self._turn(child, lambda c: self._run(c, workload, number))  # noqa: B023
 
     def play_pairs(self, workload: Workload, num_rounds: int) -> None:
         """Ours beside another checkout's, in slices of time; each round begins with the other one."""
         for names in OTHERS.items():
             pair = [child for name in names for child in self.children if child.engine.name == name]
-            if len(pair) < len(names):
-                continue
             for child in pair:
                 self._turn(child, lambda c: self._prepare(c, workload))
             for number in range(num_rounds):
-                if all(child in self.children for child in pair):
-                    self._run_pair(rotated(pair, number), workload, number)
+                if len(names) == sum(child in self.children for child in pair):
+                    self._run_at_once(rotated(pair, number), workload, number)
 
     def _prepare(self, child: EngineProcess, workload: Workload) -> None:
         child.prepare(workload, self.vocab_size, self.timeout)
 
-    def _run_pair(self, pair: list[EngineProcess], workload: Workload, number: int) -> None:
-        try:
-            with others(lambda: sum(child.cpu_seconds for child in pair)) as cores:
-                awake = run_in_slices(pair, workload.requests(number, self.vocab_size), self.timeout)
-        except EngineFailed as error:
-            self.remark(str(error))
-            for child in pair:
-                self.children.remove(child)
-                child.close()
-            return
-        for child, seconds in zip(pair, awake, strict=True):
-            self._keep(child, workload, number, EngineRun(seconds, 0.0, cores[0]))
+    def _run_at_once(self, children: list[EngineProcess], workload: Workload, number: int) -> None:
+        with ExitStack() as stack:
+            for child in children:
+                stack.enter_context(child.awake())
+            with others(lambda: sum(child.cpu_seconds for child in children)) as cores:
+                outcomes = run_in_slices(children, workload.requests(number, self.vocab_size), self.timeout)
+        for child, outcome in zip(children, outcomes, strict=True):
+            if isinstance(outcome, EngineFailed):
+                self._leave_out(child, outcome)
+            else:
+                self._keep(child, workload, number, EngineRun(outcome, 0.0, cores[0]))
+
+    def _leave_out(self, child: EngineProcess, why: EngineFailed) -> None:
+        self.remark(str(why))
+        self.children.remove(child)
+        child.close()
 
     def _may_play(self, child: EngineProcess, workload: Workload, warm: dict[str, float]) -> bool:
         """Ours always, if only once; a peer unless its warm-up says how it would end."""
@@ -176,9 +183,7 @@ class PeerContest:
             with child.awake():
                 act(child)
         except EngineFailed as error:
-            self.remark(str(error))
-            self.children.remove(child)
-            child.close()
+            self._leave_out(child, error)
 
     def remark(self, text: str) -> None:
         say(f"  {text}")

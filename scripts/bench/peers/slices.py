@@ -1,7 +1,7 @@
-"""Two versions run the same workload at once, and at any moment all processes of one of them are stopped.
+"""Engines run the same workload at once, and at any moment all processes of all but one of them are stopped.
 
 A machine's speed drifts by more than two versions differ, from one second to the next where a hypervisor shares its
-cores and its memory.  In slices of a quarter of a second both have the same good and bad seconds.  What counts is the
+cores and its memory.  In slices of a quarter of a second all have the same good and bad seconds.  What counts is the
 time that each was awake until it had answered.
 """
 
@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from scripts.bench.common.deployment import signal_all
-from scripts.bench.peers.child import EngineProcess
+from scripts.bench.peers.child import EngineFailed, EngineProcess
 from scripts.bench.peers.workloads import Request
 
 SLICE_SECONDS = 0.25
@@ -22,10 +22,10 @@ SLICE_SECONDS = 0.25
 
 def run_in_slices(
     children: Sequence[EngineProcess], requests: list[Request], timeout: float, slice_seconds: float = SLICE_SECONDS
-) -> list[float]:
-    """Seconds that each was awake; the first slice is the first one's.  All are awake at the end.
+) -> list[float | EngineFailed]:
+    """Seconds that each was awake, or why it has not answered; the first slice is the first one's.
 
-    `timeout`: of each alone.  Raises EngineFailed, once all have answered or failed.
+    `timeout`: of each alone.  All are awake at the end.
     """
     awake = [0.0] * len(children)
     pids = [child.pids for child in children]
@@ -41,9 +41,14 @@ def run_in_slices(
         finally:
             for some in pids:
                 signal_all(some, signal.SIGCONT)
-    for answer in answers:
-        answer.result()
-    return awake
+    return [_outcome(answer) or seconds for answer, seconds in zip(answers, awake, strict=True)]
+
+
+def _outcome(answer: Future[dict[str, Any]]) -> EngineFailed | None:
+    error = answer.exception()
+    if error is not None and not isinstance(error, EngineFailed):
+        raise error
+    return error
 
 
 def _slice(pids: Sequence[int], answer: Future[dict[str, Any]], slice_seconds: float) -> float:

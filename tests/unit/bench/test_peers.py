@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import textwrap
@@ -316,6 +317,13 @@ def test_tables_show_every_engine_and_mark_noise() -> None:
 # -- turns
 
 
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else the machine does."""
+    monkeypatch.setattr(rounds, "NOISE", math.inf)
+
+
+@pytest.mark.usefixtures("quiet")
 def test_each_round_begins_with_another_engine(fake: PeerEngine, tmp_path: Path) -> None:
     fake = replace(fake, options=fake.options | {"seconds": 0.1})  # far more than starting and answering vary
     children = [EngineProcess(replace(fake, name=name), tmp_path) for name in ("x", "y", "z")]
@@ -345,6 +353,7 @@ def test_a_noisy_round_is_played_again_once(fake: PeerEngine, tmp_path: Path, mo
     contest.children[0].close()
 
 
+@pytest.mark.usefixtures("quiet")
 def test_an_engine_far_behind_sits_out_and_one_that_fails_is_gone(fake: PeerEngine, tmp_path: Path) -> None:
     options: dict[str, dict[str, float]] = {
         "quick": {},
@@ -378,6 +387,7 @@ def pair(fake: PeerEngine, tmp_path: Path) -> Iterator[list[EngineProcess]]:
         child.close()
 
 
+@pytest.mark.usefixtures("quiet")
 def test_two_versions_run_in_slices_and_count_the_time_awake(pair: list[EngineProcess]) -> None:
     contest = PeerContest(list(pair), VOCAB, timeout=20)
     begin = time.monotonic()
@@ -389,13 +399,30 @@ def test_two_versions_run_in_slices_and_count_the_time_awake(pair: list[EnginePr
     assert pair[0].run([([1], 1)], 20)["num_tokens"] == [1]  # it is not left stopped
 
 
+@pytest.mark.usefixtures("quiet")
 def test_a_version_that_fails_ends_the_pair(pair: list[EngineProcess]) -> None:
     contest = PeerContest(list(pair), VOCAB, timeout=20)
     contest.play_pairs(WORKLOADS["a"], 3)
     assert len(contest.remarks) == 1 and "no more runs" in contest.remarks[0]
-    assert [len(found.runs) for found in contest.records.values()] == [1, 1] and not contest.children
+    assert {name: len(found.runs) for (_, name), found in contest.records.items()} == {RUNNER: 2, RUNNER_OTHER: 1}
+    assert [child.engine.name for child in contest.children] == [RUNNER]
 
 
+@pytest.mark.usefixtures("quiet")
+def test_peers_may_run_in_slices_too_and_rest_again(
+    fake: PeerEngine, pair: list[EngineProcess], tmp_path: Path
+) -> None:
+    peer = EngineProcess(fake, tmp_path)
+    contest = PeerContest([pair[0], peer], VOCAB, timeout=20, in_slices=True)
+    contest.play(WORKLOADS["a"], 2)
+    assert {name: len(found.runs) for (_, name), found in contest.records.items()} == {RUNNER: 1, "fake": 2}
+    assert contest.records["a", "fake"].seconds < 0.29 < contest.records["a", RUNNER].seconds < 0.6
+    (pid,) = (pid for pid in peer.pids if str(fake.file) in Path(f"/proc/{pid}/cmdline").read_text())
+    wait_until_stopped(pid)
+    peer.close()
+
+
+@pytest.mark.usefixtures("quiet")
 def test_ours_plays_once_however_slow(fake: PeerEngine, tmp_path: Path) -> None:
     own = replace(fake, name=RUNNER, options=fake.options | {"seconds": 1.0})
     contest = PeerContest(
