@@ -168,6 +168,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--engines", type=lambda text: set(text.split(",")), default=set(), help=f"{RUNNER},{CHAIN},..."
     )
+    parser.add_argument("--slices", action="store_true", help="all at once, each for a quarter of a second in turn")
     parser.add_argument(
         "--against", type=lambda text: Path(text).resolve(), help="another checkout, in the place of peers"
     )
