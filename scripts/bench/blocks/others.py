@@ -31,8 +31,8 @@ MOST = 1.10  # of the 99th percentile between tokens
 VOCAB = 8000  # that the made tokenizer has
 
 
-class Streams:
-    """Streams of one worker, and when each of their tokens came."""
+class TimedStreams:
+    """TimedStreams of one worker, and when each of their tokens came."""
 
     def __init__(self) -> None:
         self.times: list[list[float]] = [[] for _ in range(NUM_STREAMS)]
@@ -63,7 +63,7 @@ async def first_token(stub: Any, ids: list[int]) -> int:
 async def beside(address: str, prompts: list[list[int]]) -> dict[str, list[float]]:
     """Gaps of the streams while prompts come whose blocks are stored, pooled, and while none comes."""
     found: dict[str, list[float]] = {"stored": [], "pooled": [], "none": []}
-    streams, least = Streams(), NUM_PROMPT // BLOCK_SIZE * BLOCK_SIZE
+    streams, least = TimedStreams(), NUM_PROMPT // BLOCK_SIZE * BLOCK_SIZE
     async with ClientConnections(address) as made:
         tasks = [asyncio.create_task(streams.run(made.stubs[0], place)) for place in range(NUM_STREAMS)]
         await streams.under_way.wait()
