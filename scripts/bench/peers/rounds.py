@@ -113,7 +113,7 @@ class PeerContest:
                 break
             before()
             here = [c for c in rotated(playing, number) if c in self.children and not self._is_hopeless(c, workload)]
-            if self.in_slices:
+            if self.in_slices and here:
                 self._run_at_once(here, workload, number)
                 continue
             for child in here:

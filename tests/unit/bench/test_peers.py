@@ -422,6 +422,12 @@ def test_peers_may_run_in_slices_too_and_rest_again(
     peer.close()
 
 
+def test_slices_end_where_no_engine_is_left(pair: list[EngineProcess]) -> None:
+    contest = PeerContest([pair[1]], VOCAB, timeout=20, in_slices=True)
+    contest.play(WORKLOADS["a"], 4)  # it fails in the second round
+    assert not contest.children and len(contest.records["a", RUNNER_OTHER].runs) == 1
+
+
 @pytest.mark.usefixtures("quiet")
 def test_ours_plays_once_however_slow(fake: PeerEngine, tmp_path: Path) -> None:
     own = replace(fake, name=RUNNER, options=fake.options | {"seconds": 1.0})
