@@ -12,10 +12,10 @@ import os
 import random
 import signal
 import time
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from scripts.bench.blocks.handovers import StreamRecord, gaps
 from scripts.bench.common.clients import ClientConnections, ask_of
 from scripts.bench.common.deployment import ServedDeployment
 from scripts.bench.common.report import Result
@@ -35,7 +35,7 @@ class TimedStreams:
     """TimedStreams of one worker, and when each of their tokens came."""
 
     def __init__(self) -> None:
-        self.times: list[list[float]] = [[] for _ in range(NUM_STREAMS)]
+        self.records = [StreamRecord() for _ in range(NUM_STREAMS)]
         self.under_way = asyncio.Event()  # all have some tokens
 
     async def run(self, stub: Any, place: int) -> None:
@@ -43,14 +43,13 @@ class TimedStreams:
         ids = [4 + (97 * place + index) % 1000 for index in range(BLOCK_SIZE)]
         while True:
             async for _ in stub.Generate(ask_of(ids, max_tokens=1500, temperature=0.0, ignore_eos=True)):
-                self.times[place].append(time.perf_counter())
-                if min(map(len, self.times)) >= BLOCK_SIZE:
+                self.records[place].times.append(time.perf_counter())
+                if min(len(record.times) for record in self.records) >= BLOCK_SIZE:
                     self.under_way.set()
 
     def gaps(self, begin: float) -> list[float]:
         """Between tokens in the window that begins then."""
-        inside = ([when for when in times if begin <= when <= begin + WINDOW_SECONDS] for times in self.times)
-        return [later - sooner for times in inside for sooner, later in pairwise(times)]
+        return [gap for record in self.records for gap in gaps(record, begin, begin + WINDOW_SECONDS)]
 
 
 async def first_token(stub: Any, ids: list[int]) -> int:
@@ -68,13 +67,13 @@ async def beside(address: str, prompts: list[list[int]]) -> dict[str, list[float
         tasks = [asyncio.create_task(streams.run(made.stubs[0], place)) for place in range(NUM_STREAMS)]
         await streams.under_way.wait()
         for prompt in prompts:
-            for gaps in (found["stored"], found["pooled"]):
+            for kind in ("stored", "pooled"):
                 begin = time.perf_counter()
                 cached = await first_token(made.stubs[0], prompt)
                 if cached < least:
                     raise RuntimeError(f"{cached} tokens of a stored prompt were cached, not {least}")
                 await asyncio.sleep(max(0.0, begin + WINDOW_SECONDS - time.perf_counter()))
-                gaps += streams.gaps(begin)
+                found[kind] += streams.gaps(begin)
             begin = time.perf_counter()
             await asyncio.sleep(WINDOW_SECONDS)
             found["none"] += streams.gaps(begin)
