@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from shared.errors import ConfigError
 
 ANY = "*"
-KEYS_ADVICE = "other machines can reach it, and all may ask: set api_keys_file or api_keys, or host=127.0.0.1"
+KEYS_ADVICE = "other machines can use it without a key: set api_keys_file or api_keys, or host=127.0.0.1"
 LOCAL_NAME = "localhost"
 NAME = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?")
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")

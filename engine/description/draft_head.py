@@ -150,7 +150,7 @@ def _captures(raw: Mapping[str, Any], given: Any, target: ModelSpec) -> tuple[in
     if not ids:
         ids = [2, count // 2, count - 3]
     if sorted(set(ids)) != list(ids) or not 0 <= ids[0] <= ids[-1] < count:
-        raise ModelError(f"{name}: a head that reads what enters layers {ids} does not fit a model of {count} layers")
+        raise ModelError(f"{name}: a head must read the inputs of ascending layers in 0..{count - 1}, got {ids}")
     return tuple(ids)
 
 

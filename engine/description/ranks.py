@@ -77,7 +77,10 @@ def why_not_cut(spec: ModelSpec, ranks: int, *, whole_experts: bool = False, red
         sizes["intermediate_size"] = min(inner)
     for name, size in sizes.items():
         if -(-size // PANEL) < ranks:
-            return f"tensor_parallel_size is {ranks}, but {name} {size} is {-(-size // PANEL)} times {PANEL} features"
+            return (
+                f"tensor_parallel_size is {ranks}, but {name} {size} is only {-(-size // PANEL)} panels of {PANEL} "
+                "features, and each rank needs one"
+            )
     return ""
 
 

@@ -142,7 +142,7 @@ def _with_flash(
         for one in spec.attentions
     }
     if len(shapes) > 1:
-        raise ConfigError(f"attention_backend {backend!r} does not serve layers of several heads or scales; use triton")
+        raise ConfigError(f"attention_backend {backend!r} needs the same heads and scales in all layers; use triton")
     try:
         kernels = with_flash(kernels, backend, shapes.pop(), device)
     except ModuleNotFoundError as error:

@@ -130,9 +130,9 @@ def agree(ready: Sequence[RankReady], num_bytes: int) -> GroupStart:
             )
         if other.experts != first.experts:
             raise ConfigError(
-                f"rank {other.rank} has experts that are packed otherwise than those of rank {first.rank}, or other "
-                "settings for them: enable_eplb and num_redundant_experts must be the same, and cannot be set where "
-                "experts are packed in several ways, by their content"
+                f"rank {other.rank} packs its experts otherwise than rank {first.rank}, or has other settings for "
+                "them: enable_eplb, num_redundant_experts and eplb_step_interval must be the same at all ranks, and "
+                "enable_eplb cannot be set where experts of a layer are packed in several ways, by their content"
             )
     windows = [window for window, _ in first.sliding]
     start = GroupStart(

@@ -65,7 +65,7 @@ def unpack_distributions(distributions: Sequence[DraftDistribution], draft_ids: 
     if len(counts) != len(draft_ids) or not counts.all():
         raise FatalError(f"plan has {len(counts)} distributions, some may be empty, for {len(draft_ids)} draft tokens")
     if any(len(one.token_ids) != len(one.probs) or len(one.probs) % 4 for one in distributions):
-        raise FatalError("a draft token's distribution has not one probability for each of its tokens")
+        raise FatalError("a draft token's distribution must have one probability for each of its tokens")
     token_ids = np.frombuffer(b"".join([one.token_ids for one in distributions]), "<i4").astype(np.int64)
     probs = np.frombuffer(b"".join([one.probs for one in distributions]), "<f4").astype(np.float64)
     if int(token_ids.min()) < 0 or int(token_ids.max()) >= vocab_size:

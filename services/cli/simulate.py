@@ -93,13 +93,13 @@ def scenario_of(
 
 
 def fitted(recording: Path) -> StepTime:
-    """Fit every other recorded step and say how far off the others are; what is simulated scatters as the steps did."""
+    """Print how far off a fit to half of the steps is for the others; returns a fit to all, with the steps' scatter."""
     steps = read_recording(recording)
     error = errors(fit(steps[::2]), steps[1::2])
     half, most = (100 * error.percentiles[q] for q in (50.0, 90.0))
     click.echo(
-        f"step times fitted to {len(steps)} recorded steps; of every other one, which was left out for that, half are "
-        f"foretold within {half:.1f} %, nine in ten within {most:.1f} %",
+        f"step times fitted to {len(steps)} recorded steps; a fit to every other step predicts half of the remaining "
+        f"steps within {half:.1f} %, and nine in ten within {most:.1f} %",
         err=True,
     )
     return Scattered(fit(steps), steps)

@@ -198,7 +198,7 @@ def check_columns(update: DraftUpdate) -> None:
     for name in ("num_tokens", "num_new", "num_wanted"):
         column: list[int] = getattr(update, name)
         if len(column) != len(update.rows) or min(column, default=0) < 0:
-            raise ProtocolError(f"draft update {update.update_id} has not one {name} for each of its rows")
+            raise ProtocolError(f"draft update {update.update_id} lacks one {name}, 0 or more, for each of its rows")
     if max(update.num_ahead, *update.num_wanted, 0) > MOST_WANTED:
         raise ProtocolError(f"draft update {update.update_id} wants more than {MOST_WANTED} tokens of a row")
     if sum(update.num_new) != len(update.new_token_ids):

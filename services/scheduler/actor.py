@@ -285,7 +285,7 @@ class SchedulerActor(Actor):
             member = next(member for member in self.membership.members if member.instance == instance)
             self._refuse(instance, member.address, reason)
             self.outbox.flush()  # before it is forgotten
-            self._lose(member, "it does not compute the same as the requests that are alive")
+            self._lose(member, "its results would differ from those of the worker that began the open requests")
 
     def handle_heartbeat(self, message: Heartbeat) -> None:
         self._agree(message)
@@ -360,7 +360,7 @@ class SchedulerActor(Actor):
 
     def stall(self) -> str:
         stuck = self._stalls.look(self.core.replicas.values(), self.membership.computing, self.now)
-        return f"no step for the work that waits at {', '.join(stuck)}" if stuck else ""
+        return f"work waits at {', '.join(stuck)}, and no step is computed there" if stuck else ""
 
     @property
     def known_members(self) -> list[Member]:

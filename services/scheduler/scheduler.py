@@ -9,7 +9,8 @@ ask_holdings, reconcile, check_ledgers             whether the ledgers of schedu
 propose(DraftProposals)                            the draft tokens that a draft proposes
 
 `now` is one clock's time in seconds, Unix time where requests carry latency breakdowns; a call without it happens at
-the time of the call before.  Decisions depend on it only in whether drafts are worth waiting for, and in ageing.
+the time of the call before.  Decisions depend on it in ageing, in deadlines, in waiting for drafts
+or for room, and in moving and keeping blocks.
 """
 
 from __future__ import annotations

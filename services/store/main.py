@@ -12,7 +12,7 @@ from shared.config import Settings
 from shared.errors import ConfigError
 from shared.transport import Transport
 
-PENDING_SHARE = 4  # of its memory, which may wait for the disk, and as much for the backend, beside what is kept
+PENDING_SHARE = 4  # 1 / 4 of its memory may wait for the disk, and as much for the backend, beside what is kept
 
 
 def make(transport: Transport, settings: Settings) -> StoreActor:

@@ -27,7 +27,7 @@ from shared.transport import Transport, make_transport
 log = structlog.get_logger()
 
 HOPELESS = (ConfigError, ModelError)  # what EXIT_CONFIG says
-STUCK = "the event loop does not go round"
+STUCK = "the event loop is stuck: it handles no messages"
 
 
 def run_actor(make: Callable[[Transport, Settings], Actor], settings: Settings | None = None) -> int:

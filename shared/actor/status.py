@@ -1,6 +1,6 @@
 """A file with an actor's phase, for container health checks: renewed by its own message loop.
 
-compose.yaml calls a container healthy while the file says READY or DRAINING and is younger than the heartbeat timeout.
+compose.yaml calls a container healthy while the file says READY or DRAINING and is younger than 3 seconds.
 
 A stuck loop stops renewing the file, so it turns unhealthy although the process lives.
 """

@@ -39,7 +39,7 @@ class Automaton:
         error = self._matcher.get_error()
         if error and not is_refused_token(error):
             raise GrammarError(f"cannot be followed any further: {in_words(error)}")
-        raise GrammarError("was left: the request's other constraints allow no token that it does")
+        raise GrammarError("cannot be kept: the request's other constraints forbid every token that it allows")
 
     def allowed(self) -> Flags:  # [vocabulary size]
         """The tokens that may come next; ends of sequence among them exactly where the grammar is complete."""

@@ -15,8 +15,8 @@ TOO_LARGE = re.compile(r"too (?:many|big|large|complex)|fuel|exceed|limit", re.I
 REGEX_ERROR = re.compile(r"invalid regex .*regex parse error:$")
 LAST_REASON = re.compile(r"^error: (.+)$", re.MULTILINE)
 SELF_REFERENCE = (
-    "it refers to itself before it says anything: a $ref, or a rule, that leads back to itself with nothing in between "
-    "has no end; put it below a property, an item or a literal, beside something that ends it"
+    "it refers to itself before any text: a $ref, or a rule, that leads back to itself with nothing in between never "
+    "ends; put it below a property, an item or a literal, next to an alternative that ends"
 )
 
 
@@ -47,7 +47,7 @@ def in_words(error: str) -> str:
     if REGEX_ERROR.search(line) and (reason := LAST_REASON.search(error)):
         return f"{line.partition(' (in regex)')[0]}: {reason[1]}"[:MAX_CHARS]
     if TOO_LARGE.search(line):
-        return f"it is too large: what may be written next takes more work than one format may ({line})"
+        return f"it is too large: finding the text that may come next takes more work than one format may use ({line})"
     return line
 
 

@@ -55,7 +55,10 @@ MOVES = {
     "num_fetched_bytes": ("pageant_block_bytes_fetched", "Bytes of these."),
     "num_failed_moves": ("pageant_moves_failed", "Orders to move KV blocks of which not all were moved."),
     "num_checks": ("pageant_blocks_verified", "KV blocks that were computed and compared with those of a store."),
-    "num_false_blocks": ("pageant_blocks_false", "Of these, those that were otherwise in the store, or behind such."),
+    "num_false_blocks": (
+        "pageant_blocks_false",
+        "Of these, those that differed from the store's: that block, or an earlier one of its prefix, was wrong there.",
+    ),
     "num_asked_tokens": ("vllm:external_prefix_cache_queries", "Prompt tokens that were asked for elsewhere."),
     "num_fetched_tokens": (
         "vllm:external_prefix_cache_hits",

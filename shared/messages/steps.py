@@ -48,8 +48,8 @@ class SlidingPlan(Message, frozen=True):
 class StepPlan(Message, frozen=True):
     """One forward pass.  The columns rows ... num_new_blocks are parallel, one entry per scheduled sequence.
 
-    A worker does, in this order: copy blocks, admit sequences, append new blocks to the rows' tables, run, sample.
-    One that keeps states releases rows first, then takes forks, then loads; it saves behind everything else.
+    A worker does, in this order: release rows, admit sequences, append new blocks to the rows' tables, copy blocks,
+    run, sample.  One that keeps states takes forks, then loads, after it has admitted; it saves behind everything else.
     An entry samples exactly when num_computed_tokens + num_scheduled_tokens reaches the number of tokens that
     the row has; each row's token may still be on the device when the plan is made.  With draft tokens it reaches as
     many further: they are computed and verified, and the entry yields those accepted and one token more.

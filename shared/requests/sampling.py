@@ -135,7 +135,7 @@ def check_sampling(params: SamplingParams, limits: Limits, num_prompt_tokens: in
         _check_thinking(params, params.thinking, limits.vocab_size)
     held = (params.grammar, params.thinking)
     if params.pooling is not None and (params.n, params.max_tokens, params.beam, *held) != (1, 1, None, None, None):
-        raise _bad("pooling", "is of one prompt, with one token and no more")
+        raise _bad("pooling", "needs n=1 and max_tokens=1, and neither beam search, a format nor a limit on reasoning")
 
 
 def _check_numbers(p: SamplingParams) -> None:

@@ -107,7 +107,7 @@ class OrderDesk:
             return self._complain(f"no orders can be taken in {self._path.parent}: {error}")
         self._listener.close()
         self._listener, self._place, self._trouble = fresh, identity(self._path), ""
-        return f"{self._path.parent} was gone or another one: the socket for orders is made anew"
+        return f"{self._path.parent} was deleted or replaced: the socket for orders was made again"
 
     def _complain(self, text: str) -> str:
         """The text, unless it is the same as before."""
@@ -286,7 +286,7 @@ class Fulfilment:
         begun = self._clock()
         while not all(self._is_settled(service, count) for service, count in order.scale.items()):
             if self._clock() - begun > SCALE_SECONDS:
-                raise OrderFailedError(f"{order}: not so within {SCALE_SECONDS:g} s; it is tried further")
+                raise OrderFailedError(f"{order}: not done within {SCALE_SECONDS:g} s; the supervisor goes on trying")
             yield
         yield from rolling_restart(self._supervisor, order.restart, self._is_ready, report=self.say, clock=self._clock)
 

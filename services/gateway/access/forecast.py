@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 MEMORY = 64  # requests that are remembered
 MIN_SAMPLES = 8  # before which nothing is predicted
-REACH = 2  # times as long a queue as was ever seen to pass is the longest that anything is known of
+REACH = 2  # times the longest queue that was seen: a wait behind a longer queue is predicted as behind that
 SAFETY = 1.25  # where many wait, a request that is admitted at the limit would be late half of the time
 MAX_TENANTS = 1024
 

@@ -73,7 +73,7 @@ class BodyIntake:
     def in_debt(self, sender: str) -> RequestError:
         seconds = max(self.debts.of(sender), 0.1)
         return RequestError(
-            "large requests of this sender were refused before; the next is read later",
+            "earlier large requests of this sender were refused, so this one was refused too: retry later",
             code=RejectCode.RESOURCE_EXHAUSTED,
             retry_after_ms=int(1000 * seconds),
         )
@@ -131,7 +131,8 @@ class Body:
     def late(self) -> BodyTimeoutError:
         return BodyTimeoutError(
             f"the body did not come in time: {self.num_bytes} bytes in {self._intake.clock() - self._began:.1f} s; "
-            f"body_timeout is {self._intake.limits.seconds:g} s without any, and {SLOWEST} bytes a second after that",
+            f"it may pause for at most body_timeout={self._intake.limits.seconds:g} s, and must have {SLOWEST} bytes "
+            "for each second after its first body_timeout seconds",
             code=RejectCode.DEADLINE_EXCEEDED,
         )
 

@@ -39,7 +39,7 @@ class RosterView:
         kinds = [one.name for one in self.roster.fingerprints]
         if absent or not fingerprint or not kinds or fingerprint in kinds:
             return absent
-        return f"no worker computes as the one that began this ({fingerprint}; there is {', '.join(kinds)})"
+        return f"no worker has fingerprint {fingerprint}, with which this stream began; workers have {', '.join(kinds)}"
 
     @property
     def system_fingerprint(self) -> str:

@@ -25,7 +25,7 @@ def check_n(n: int, max_n: int, *, field: str = "n") -> None:
 
 
 def named_tokens(ids: Sequence[int], *, has_logprobs: bool) -> list[int]:
-    """Tokens whose log-probabilities are told in place of the likeliest's, each once; RequestError where none are."""
+    """Tokens, each once, whose log-probabilities replace those of the likeliest; RequestError without logprobs."""
     if ids and not has_logprobs:
         raise RequestError("logprob_token_ids can only be given with logprobs", field="logprob_token_ids")
     return list(dict.fromkeys(ids))

@@ -200,7 +200,7 @@ class GenerationService:
     def _supersede(self, stream: Stream) -> None:
         """Its client is back over another connection: the old one gets nothing any more."""
         self._forget(stream)
-        stream.fail(RequestError("the same idempotency key came in another call", code=RejectCode.CANCELLED))
+        stream.fail(RequestError("another call with the same idempotency key took over", code=RejectCode.CANCELLED))
 
     def _check_time(self, request: TokenizeRequest) -> None:
         """Raise RequestError where a request's deadline has passed, or would before it is served, as things go."""

@@ -35,5 +35,5 @@ class Invocations:
         path = next((path for field, path in rows if field in fields), None)
         if path is None:
             names = ", ".join(dict.fromkeys(field for field, _ in rows))
-            raise RequestError(f"the body has none of the fields that say what is wanted: {names}")
+            raise RequestError(f"the body must have one of the fields that select an endpoint: {names}")
         return await self._endpoints[path](request)

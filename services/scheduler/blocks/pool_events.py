@@ -1,4 +1,4 @@
-"""What has become findable in a pool, and what is no more, with the tokens of blocks: for those who route by prefixes.
+"""Blocks of a pool that prompts can find, or can find no longer, with their tokens: for routers by prefix.
 
 Blocks of salted prefixes are left out, so that no subscriber learns what a tenant asks.
 """

@@ -139,7 +139,7 @@ class Reconciliation:
         )
 
     def _recompute(self, replica: Replica, sequence: Sequence) -> None:
-        """By the preemption path, though it does not count as a preemption: no block was lacking."""
+        """By the preemption path and counted as one, though not towards the sequence's protection: blocks sufficed."""
         if sequence.status is Status.RUNNING:
             self._counters.num_preemptions += 1
             self._journal.sequence("sequence_preempted", sequence, cause="ledgers_differ", worker=replica.instance)

@@ -151,7 +151,7 @@ class ReplicaAssignment:
 def unplaceable(request: Request, seconds: float) -> RequestError:
     """The error of a request for which no worker was found for so long."""
     text = (
-        f"for {seconds:g} s no live worker could serve this request: none has room for the "
-        f"{request.max_length} tokens that it may come to, or none computes as the one that began it"
+        f"no live worker could serve this request for {seconds:g} s: none has room for its maximum length of "
+        f"{request.max_length} tokens, or none has the fingerprint of the worker that began it"
     )
     return RequestError(text, code=RejectCode.UNAVAILABLE, retry_after_ms=RETRY_AFTER_MS)

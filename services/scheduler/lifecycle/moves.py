@@ -30,11 +30,11 @@ class BlockMoves:
         self.stores = StoreIndex(verify_fetches)
         self.peers = Peers(replicas)
         self.leaving: set[str] = set()  # workers that take nothing new, since they are about to leave
-        self.num_stored_blocks = 0  # given to stores, as the blocks below come from them
+        self.num_stored_blocks = 0  # given to stores
         self.num_stored_bytes = 0
         self.num_fetched_blocks = 0
         self.num_fetched_bytes = 0
-        self.num_asked_tokens = 0  # of the blocks that stores were asked for
+        self.num_asked_tokens = 0  # of the blocks that stores and other workers were asked for
         self.num_fetched_tokens = 0
         self.num_failed_moves = 0  # orders of which not all blocks were moved
         self.num_checks = 0  # blocks that were computed although a store had them, and compared

@@ -18,9 +18,10 @@ def sent_tokens(message: AddRequest, vocab_size: int) -> list[list[int]]:
     """Per sequence, the output that its client has.  Raises RequestError where it cannot be of this request."""
     num_sequences = message.params.n
     if max(len(message.sent_token_ids), len(message.sent_finished)) > num_sequences:
-        raise RequestError(f"sent_token_ids has more than n={num_sequences} sequences", field="sent_token_ids")
+        text = f"sent_token_ids or sent_finished has more than n={num_sequences} entries"
+        raise RequestError(text, field="sent_token_ids")
     if sum(message.sent_finished) == num_sequences:
-        raise RequestError("sent_finished leaves nothing to generate", field="sent_finished")
+        raise RequestError("sent_finished ends all n sequences: nothing is left to generate", field="sent_finished")
     sent = [unpack_tokens(packed) for packed in message.sent_token_ids]
     for tokens in sent:
         check_token_ids("sent_token_ids", tokens, vocab_size)

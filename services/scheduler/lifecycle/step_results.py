@@ -129,7 +129,7 @@ class StepResultProcessor:
         """Take the candidates behind one beam; with those of the last one, the search goes on."""
         request = beam.request
         if candidates is None or not is_usable(candidates, search, vocab_size):
-            error = RequestError("a worker has not sent the likeliest tokens", code=RejectCode.INTERNAL)
+            error = RequestError("a worker sent no usable candidates for the beam search", code=RejectCode.INTERNAL)
             self._finalizer.fail(request, error)
             return
         search.hear(beam.index, candidates)
@@ -158,7 +158,7 @@ class StepResultProcessor:
 
     def _take_refused(self, replica: Replica, step: Step, result: StepResult) -> None:
         for request in self._reconciliation.take_refused(replica, step, result):
-            text = "a worker refused a row of this request too often: its blocks belonged to others"
+            text = "a worker refused this request too often: it and the scheduler disagreed about the request's state"
             self._finalizer.fail(request, RequestError(text, code=RejectCode.INTERNAL))
 
     def _lack(self, sequence: Sequence) -> None:

@@ -15,7 +15,7 @@ from shared.messages.fingerprint import TEXT_PARTS, difference
 
 AGREED = ("model", "vocab_size", "max_model_len")  # by all workers: what is asked of one may be asked of any
 AGREED_UNMIXED = (*AGREED, "block_size", "dtype")
-ALIVE = "the requests that are alive"
+ALIVE = "the worker that began the open requests"
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -51,7 +51,7 @@ class FingerprintGuard:
                 one, two = text_of(one), text_of(two)
             found.append(difference(one, two, other.name))
         elif is_whole and mine.fingerprint is not other.fingerprint:
-            found.append(f"it has no fingerprint, as {other.name} has" if mine.fingerprint is None else "")
+            found.append(f"it has no fingerprint, but {other.name} has one" if mine.fingerprint is None else "")
         words = "; ".join(filter(None, found)).split("; ")
         return "; ".join(dict.fromkeys(words))  # a dtype is among both
 

@@ -210,7 +210,7 @@ def implausible_store(hello: Hello) -> str | None:
     """The reason why these cannot be a store's address and secret, or a worker's space; None where they can."""
     store, worker = hello.store, hello.worker
     if store is not None and not (len(store.data_address) <= MAX_ADDRESS and 0 < len(store.secret) <= MAX_SECRET):
-        return "the address or the secret of its data link is too long, or there is none"
+        return f"its data link needs an address of at most {MAX_ADDRESS} bytes and a secret of 1 to {MAX_SECRET} bytes"
     if worker is not None and worker.block_space and (len(worker.block_space) != SPACE_BYTES or not worker.block_bytes):
         return f"its blocks have a space of {len(worker.block_space)} bytes, or no size"
     return None

@@ -1,1 +1,1 @@
-"""What workers' pools hold, published for those who route requests: vLLM's KV events."""
+"""KV events in vLLM's format: what workers' pools hold, published for processes that route requests."""

@@ -130,11 +130,12 @@ class ChildPool(Generic[T]):
                 child = await self._idle.get()
             return await self.work(child, job, allowance * self.timeout)
         except TimeoutError:
-            raise self._not_now(f"no process became free to {self.action} it within {self.patience:g} s") from None
+            waited = f"{allowance * self.patience:g} s"
+            raise self._not_now(f"no process became free to {self.action} it within {waited}") from None
         except LateChildError as late:
             if late.seconds < self.least_seconds:
-                raise self._not_now(f"its process had a processor for {late.seconds:.2f} s only") from None
-            raise self.refusal(f"takes more than {self.timeout:g} s to {self.action}") from None
+                raise self._not_now(f"its process got only {late.seconds:.2f} s of processor time") from None
+            raise self.refusal(f"takes more than {allowance * self.timeout:g} s to {self.action}") from None
         except BrokenChildError:
             raise self.refusal(f"takes too much memory or processor time to {self.action}") from None
 

@@ -123,7 +123,7 @@ class CompilerPool(ChildPool[Compilation]):
             # Perhaps it is the machine, and not the grammar: so nothing is remembered.
             if late.seconds >= COSTLY:
                 self._charge(tenant, self.timeout)
-            reason = f"was not compiled in time: it had a processor for {late.seconds:.2f} s"
+            reason = f"was not compiled in time: its process got only {late.seconds:.2f} s of processor time"
             raise _not_now(grammar, reason, max(self.timeout, self._debts.of(tenant))) from None
         except BrokenChildError:
             error = f"takes more than 1 s of processor time, or {MAX_MEMORY >> 20} MB, to compile"
@@ -134,7 +134,8 @@ class CompilerPool(ChildPool[Compilation]):
         if (wait := self._debts.of(tenant)) > 0:
             await asyncio.sleep(min(wait, REFUSAL))
         if (left := self._debts.of(tenant)) > 0:
-            raise _not_now(grammar, "has to wait: formats before it took long to compile", max(left, LEAST_RETRY))
+            reason = "must wait: earlier formats of this tenant took long to compile"
+            raise _not_now(grammar, reason, max(left, LEAST_RETRY))
 
     def _charge(self, tenant: str, seconds: float) -> None:
         if seconds > COSTLY:

@@ -171,8 +171,11 @@ class BlockMover:
 
 
 def patience(order: FetchBlocks, num_blocks: int, count: int) -> float:
-    """Seconds in which so many of the first blocks must have come.  Whenever it is over, computing the rest ends within
-    1 + START of the time that computing everything would have taken."""
+    """Seconds after the beginning of a fetch by which its first `num_blocks` blocks must have come; inf: no limit.
+
+    A worker that gives up then, and computes the rest, is done within 1 + START (or LEAST_START seconds more) of the
+    time that computing all `count` blocks would have taken.
+    """
     if not order.seconds:
         return math.inf
     return max(LEAST_START, START * order.seconds) + order.seconds * num_blocks / count

@@ -45,7 +45,7 @@ def check_move(order: MoveOrder, capacity: WorkerCapacity) -> None:
     if not 0 < count <= MAX_BLOCKS or any(len(name) != NAME_BYTES for name in order.names):
         raise ProtocolError(f"a move of {count} blocks, or of one without a name")
     if len(order.blocks) != count or len(order.generations) != count or len(set(order.blocks)) != count:
-        raise ProtocolError(f"a move has not {count} blocks with generations, as it has names")
+        raise ProtocolError(f"a move has {count} names, but not as many distinct blocks and generations")
     _check_within("block", order.blocks, capacity.num_blocks)
     if not capacity.block_space:
         raise ProtocolError("a move of blocks at a worker that announces none")

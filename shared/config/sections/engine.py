@@ -41,7 +41,10 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     ] = 64
     quantization_head: Annotated[
         Literal["int8", "none"],
-        advanced("The head of quantised weights, which is the embedding too where both are one. none: as without."),
+        advanced(
+            "Type of the output head where weights are quantised, and of the embedding if it is tied to the head. "
+            "none: the type that the head has without quantization."
+        ),
     ] = "int8"
     load_format: Annotated[
         Literal["auto", "safetensors", "dummy"], advanced("dummy: random weights are made from config.json alone.")
@@ -117,8 +120,8 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     enable_sequence_parallel: Annotated[
         bool,
         advanced(
-            "Ranks of tensor_parallel_size divide the rows of norms, and gather them, in the place of norming all of "
-            "them each. See docs/ranks.md."
+            "Each rank of tensor_parallel_size computes the norms of some rows, and the results are gathered; "
+            "otherwise each rank computes the norms of all rows. See docs/ranks.md."
         ),
     ] = False
     enable_eplb: Annotated[

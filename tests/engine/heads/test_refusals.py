@@ -42,12 +42,12 @@ def tensor(name: str, made: torch.Tensor | None) -> Change:
 
 
 WRONG: dict[str, tuple[Change, str]] = {
-    "layer": (config(eagle_aux_hidden_state_layer_ids=[0, 3]), "reads what enters layers [0, 3]"),
+    "layer": (config(eagle_aux_hidden_state_layer_ids=[0, 3]), "layers in 0..2, got [0, 3]"),
     "layer-left": (
         config(eagle_aux_hidden_state_layer_ids=None, eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 2]}),
-        "reads what enters layers [1, 3]",
+        "layers in 0..2, got [1, 3]",
     ),
-    "few-layers": (config(eagle_aux_hidden_state_layer_ids=None), "a model of 3 layers"),
+    "few-layers": (config(eagle_aux_hidden_state_layer_ids=None), "layers in 0..2, got [2, 1, 0]"),
     "hidden": (config(target_hidden_size=96), "target_hidden_size is 96; the model's hidden_size is 48"),
     "vocabulary": (config(vocab_size=999), f"vocab_size is 999; the model's is {VOCAB}"),
     "drafts": (config(draft_vocab_size=999), f"draft_vocab_size is 999; the model has {VOCAB} tokens"),

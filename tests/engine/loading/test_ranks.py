@@ -21,6 +21,7 @@ from shared.errors import ConfigError, FatalError
 from shared.messages.fingerprint import Fingerprint
 from shared.ranks.channel import Channel
 
+PANELS = "panels of 32 features, and each rank needs one"
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "hidden_size": 112,
@@ -72,8 +73,8 @@ def test_the_parts_of_all_ranks_are_the_whole(count: int) -> None:
     [
         ({}, 3, ""),
         ({}, 4, "tensor_parallel_size is 4, but the model has 3 KV heads, of which a rank needs one"),
-        ({"hidden_size": 64}, 3, "tensor_parallel_size is 3, but hidden_size 64 is 2 times 32 features"),
-        ({"intermediate_size": 32}, 2, "tensor_parallel_size is 2, but intermediate_size 32 is 1 times 32 features"),
+        ({"hidden_size": 64}, 3, f"tensor_parallel_size is 3, but hidden_size 64 is only 2 {PANELS}"),
+        ({"intermediate_size": 32}, 2, f"tensor_parallel_size is 2, but intermediate_size 32 is only 1 {PANELS}"),
         ({"architectures": ["Olmo2ForCausalLM"]}, 2, "norms over all heads together are not cut into ranks"),
     ],
 )

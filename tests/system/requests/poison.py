@@ -203,7 +203,7 @@ def other_calls() -> list[Poison]:
     ]  # fmt: skip
 
 
-IN_DEBT = "large requests of this sender were refused before; the next is read later"
+IN_DEBT = "earlier large requests of this sender were refused, so this one was refused too: retry later"
 
 
 @dataclass(frozen=True)

@@ -304,5 +304,5 @@ def test_a_process_that_fails_or_sticks_says_so_and_leaves_an_incident(how: str,
         assert "ZeroDivisionError" in json.dumps(bundle["error"])
         assert [line for line in said if line["event"] == "fatal"]
     else:
-        assert bundle["cause"] == "the event loop does not go round"
+        assert bundle["cause"] == "the event loop is stuck: it handles no messages"
         assert any("in stick" in line or " stick:" in line for lines in bundle["stacks"].values() for line in lines)

@@ -66,14 +66,14 @@ async def test_every_kind_is_compiled(pool: CompilerPool, kind: GrammarKind, tex
         (K.JSON_SCHEMA, '{"type": "strang"}', "cannot be followed"),
         (K.JSON_SCHEMA, '{"type": "object", "dependencies": {"a": ["b"]}}', "dependencies"),
         (K.JSON_SCHEMA, '{"$ref": "https://elsewhere.example/x"}', "cannot be followed"),
-        (K.JSON_SCHEMA, '{"$ref": "#"}', "refers to itself before it says anything"),
-        (K.JSON_SCHEMA, '{"allOf": [{"$ref": "#"}]}', "refers to itself before it says anything"),
+        (K.JSON_SCHEMA, '{"$ref": "#"}', "refers to itself before any text"),
+        (K.JSON_SCHEMA, '{"allOf": [{"$ref": "#"}]}', "refers to itself before any text"),
         (
             K.JSON_SCHEMA,
             '{"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}',
             "leads back to itself",
         ),
-        (K.GRAMMAR, "start: start", "refers to itself before it says anything"),
+        (K.GRAMMAR, "start: start", "refers to itself before any text"),
         (K.REGEX, "(", "unclosed group"),
         (K.REGEX, r"(a)\1", "backreferences are not supported"),
         (K.REGEX, "(?=a)b", "look-ahead"),
@@ -186,7 +186,7 @@ async def test_many_costly_formats_of_one_tenant_are_before_nobody_elses(monkeyp
     ]
     assert asked[0] == "costly 0" and asked[1] == "real 9", "a stream under way is next"
     assert asked[2:] == ["real 0", "real 1", "real 2"], "a tenant in debt is behind those that are not"
-    assert len(refused) == 8 and all("has to wait" in str(error) for error in refused)
+    assert len(refused) == 8 and all("must wait" in str(error) for error in refused)
 
 
 def quick(monkeypatch: pytest.MonkeyPatch, took: dict[str, float]) -> tuple[CompilerPool, list[str]]:
@@ -347,7 +347,7 @@ async def test_who_had_costly_formats_compiled_waits_and_nobody_else(monkeypatch
         assert await compile(f"real {number}", "busy") < 0.4, "real ones are charged to no tenant, however many"
     await compile("costly 1", "hostile")
     began = time.monotonic()
-    with pytest.raises(RequestError, match="has to wait") as caught:
+    with pytest.raises(RequestError, match="must wait") as caught:
         await compile("real 1000", "hostile")
     assert time.monotonic() - began > 1.4, "to be refused takes its time, too"
     assert caught.value.code is RejectCode.RESOURCE_EXHAUSTED and caught.value.field == "f"

@@ -106,7 +106,7 @@ def _check(data: bytes, endpoint: str, number: int, known: set[bytes]) -> BatchE
         return _error("invalid_request", "a line of a batch cannot be streamed", number, "body.stream")
     digest = hashlib.blake2b(line.custom_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     if digest in known:
-        return _error("duplicate_custom_id", f"{line.custom_id[:64]!r} is an earlier line's", number, "custom_id")
+        return _error("duplicate_custom_id", f"{line.custom_id[:64]!r} is in an earlier line too", number, "custom_id")
     known.add(digest)
     return None
 

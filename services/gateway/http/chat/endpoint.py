@@ -39,7 +39,6 @@ from services.gateway.http.requests.returning import Bookmark, Rest, positions_o
 from services.gateway.http.requests.sampling import read_beam, refuse_impossible, sampling_params
 from services.gateway.http.requests.thinking import thinking_budget
 from services.gateway.streams.stream import Position, Stream, StreamDelta
-from shared.errors import RequestError
 from shared.messages import SequenceText, TokenizeRequest
 
 
@@ -294,6 +293,6 @@ def _check(body: ChatBody) -> None:
     if body.top_logprobs is not None and not body.logprobs:
         raise field_error("top_logprobs", "can only be given with logprobs")
     if body.add_special_tokens:
-        raise RequestError("a chat has the special tokens of its template only", field="add_special_tokens")
+        raise field_error("add_special_tokens", "cannot be true in a chat: the chat template writes the special tokens")
     if not body.use_beam_search and body.best_of not in (None, body.n or 1):
         raise field_error("best_of", f"is for completions; in a chat it can only be n={body.n or 1}")

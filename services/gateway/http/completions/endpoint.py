@@ -278,7 +278,7 @@ def _check(body: CompletionBody, n: int, best_of: int) -> None:
     if best_of > n and body.stream:
         raise field_error("best_of", "cannot be streamed: which are best is known at the end")
     if body.logprob_token_ids and body.echo and body.max_tokens == 0:
-        raise field_error("logprob_token_ids", "are of generated tokens, and none are wanted")
+        raise field_error("logprob_token_ids", "cannot be given with echo and max_tokens=0: no token is generated")
     if body.stream and body.echo and body.logprobs is not None and n > 1:
         raise field_error("echo", "with logprobs cannot be streamed for n > 1")
 

@@ -70,14 +70,14 @@ class DeploymentEndpoints:
         self._gate.check_operator(request)
         body = await self._gate.bodies.read(request, RestartBody)
         if not body.services:
-            raise field_error("services", f"is empty: it names some of {', '.join(FEWEST)}")
+            raise field_error("services", f"must not be empty: name at least one of {', '.join(FEWEST)}")
         return await self._give(SupervisorOrder(restart=list(dict.fromkeys(body.services)), wait=False))
 
     async def scale(self, request: Request) -> Response:
         self._gate.check_operator(request)
         body = await self._gate.bodies.read(request, ScaleBody)
         if not body.replicas:
-            raise field_error("replicas", f"is empty: it has a number for some of {', '.join(FEWEST)}")
+            raise field_error("replicas", f"must not be empty: give a count for at least one of {', '.join(FEWEST)}")
         for service, count in body.replicas.items():
             if count > MAX_REPLICAS:
                 text = f"replicas: {service[:32]}={count} is more than {MAX_REPLICAS}; `pageant scale` has no limit"

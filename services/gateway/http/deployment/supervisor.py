@@ -39,7 +39,7 @@ class SupervisorLink:
         except (FileNotFoundError, ConnectionRefusedError):
             raise RequestError(ABSENT, code=RejectCode.NOT_FOUND) from None
         except (OSError, TimeoutError, ValueError) as error:
-            text = f"`pageant serve` does not take the order: {error or type(error).__name__}"
+            text = f"`pageant serve` did not accept the order: {error or type(error).__name__}"
             raise RequestError(text, code=RejectCode.UNAVAILABLE) from None
         if answer.startswith(BUSY):
             raise RequestError(f"the supervisor says: {answer}", code=RejectCode.RESOURCE_EXHAUSTED)
@@ -58,5 +58,5 @@ class SupervisorLink:
                 with contextlib.suppress(OSError):
                     await writer.wait_closed()
         if not line:
-            raise ValueError("it hung up")
+            raise ValueError("it closed the connection without an answer")
         return line.decode("utf-8", "replace").rstrip("\n")

@@ -122,7 +122,7 @@ class FileStore:
         return num_bytes
 
     def _too_much(self) -> RequestError:
-        return _full(f"the files of this tenant have max_tenant_file_bytes={self._max_tenant_bytes}: delete some")
+        return _full(f"the files of this tenant fill max_tenant_file_bytes={self._max_tenant_bytes}: delete some")
 
     def _folder(self, tenant: str) -> Path:
         return self.tenant_folder(tenant) / "files"

@@ -152,7 +152,7 @@ async def _store(form: UploadForm, upload: Upload, body: Body | None) -> None:
 def _check(form: UploadForm) -> int | None:
     """The seconds that the file is kept; None: for good."""
     if not form.is_whole:
-        raise RequestError("the form ends before its end")
+        raise RequestError("the form is incomplete: the body ends before the closing boundary")
     if form.filename is None:
         raise RequestError("file: missing required field `file`", field=FILE)
     purpose = form.fields.get(PURPOSE, "")

@@ -44,7 +44,7 @@ def conversation_of(body: MessagesPrompt, formats: AnswerFormats) -> Conversatio
     last = turns.last
     continues = last is not None and last.role == ASSISTANT
     if last is not None and continues and last.calls:
-        raise field_error("messages", "end with uses of tools, whose results are missing")
+        raise field_error("messages", "must not end with tool_use blocks: their tool_result blocks are missing")
     choice = body.tool_choice
     return Conversation(
         messages=turns.messages,
@@ -118,7 +118,7 @@ def _add(turns: Turns, role: str, block: InputBlock, name: str, field: str) -> N
             text = f"Error: {text}" if block.is_error else text
             turns.answered(_given(block.tool_use_id, f"{field}.tool_use_id"), text, name)
         case _:
-            raise _not_read(block, field, f"; a message of the {role} cannot have it here")
+            raise _not_read(block, field, f"; messages of role {role} cannot contain it")
 
 
 def _text(blocks: Sequence[InputBlock], field: str, without: str | None = None) -> str:

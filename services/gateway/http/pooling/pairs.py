@@ -28,14 +28,13 @@ def read_pairs(body: ScoreBody) -> list[tuple[str, str]]:
     given = {name for name in every if getattr(body, name) is not None}
     names = next((pair for pair in NAMES if set(pair) == given), None)
     if names is None:
-        raise RequestError(
-            "exactly two texts or lists must be given: text_1 and text_2, or queries and documents", field="text_1"
-        )
+        pairs = ", or ".join(" and ".join(pair) for pair in NAMES)
+        raise RequestError(f"exactly two texts or lists must be given: {pairs}", field="text_1")
     first, second = (read_texts(getattr(body, name), name) for name in names)
     if len(first) == 1:
         first *= len(second)
     if len(first) != len(second):
-        raise field_error(names[0], f"must have one entry, or as many as {names[1]}: {len(first)} and {len(second)}")
+        raise field_error(names[0], f"must have one entry, or as many as {names[1]} ({len(second)}), got {len(first)}")
     return list(zip(first, second, strict=True))
 
 

@@ -58,8 +58,8 @@ def read_budget(
     if formats.tags is None:
         raise field_error(
             field,
-            "is not possible: the server has no reasoning_parser, or the model's tokenizer has no tokens of their own "
-            "that open and close reasoning",
+            "is not possible: the server has no reasoning_parser, or the tags that open and close reasoning are not "
+            "tokens of the model's tokenizer",
         )
     if not 0 <= given <= MAX_BUDGET:
         raise field_error(field, f"must be a non-negative integer, or -1 for no limit, got {given}")

@@ -145,7 +145,7 @@ def test_a_question_is_answered_while_an_order_is_in_hand_and_further_orders_wai
         assert say(SupervisorOrder(scale={"worker": 1}, wait=False)) == ACCEPTED
     assert say(SupervisorOrder(restart=["worker"], wait=False)).startswith(BUSY)
     now += SCALE_SECONDS + 1
-    assert "not so within" in report().failed + events[-1], "an order that cannot be carried out makes way"
+    assert "not done within" in report().failed + events[-1], "an order that cannot be carried out makes way"
     for _ in range(MAX_ORDERS + 1):
         supervisor.poll()
         work.poll()

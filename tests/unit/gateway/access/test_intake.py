@@ -226,7 +226,7 @@ async def test_grpc_refused_megabytes_put_their_sender_in_debt_and_nobody_else()
                 break
         assert one.wait("127.0.0.1 greedy") > PATIENCE
         error = await failure(f.inference.Generate(bad, metadata=greedy))
-        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "refused before" in error.details()
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "were refused" in error.details()
         assert int(dict(error.trailing_metadata())["retry-after-ms"]) > 0
         call = f.inference.Generate(GenerateRequest(text="x"), metadata=modest)
         f.troupe.say(await f.troupe.request(), "done", **LAST)

@@ -219,7 +219,7 @@ def test_a_worker_that_makes_no_steps_for_its_work_is_named(monkeypatch: pytest.
     shell.ask()
     assert shell.actor.stall() == ""
     shell.actor.now += 4.5
-    assert shell.actor.stall() == "no step for the work that waits at w"
+    assert shell.actor.stall() == "work waits at w, and no step is computed there"
     shell.hear(Heartbeat(ServiceName.WORKER, "w", 1, is_computing=True))
     assert shell.actor.stall() == ""
 

@@ -113,7 +113,7 @@ def test_a_gateway_tells_the_next_scheduler_what_is_alive() -> None:
     troupe.join(gateway("g", MINE), 0.0)
     had_streams = troupe.has_streams
     assert had_streams
-    assert "its dtype is 'another', that of the requests that are alive" in refusal(
+    assert "its dtype is 'another', that of the worker that began the open requests" in refusal(
         troupe, worker("b", other("dtype")), is_alive=had_streams
     )
     assert refusal(troupe, worker("a"), is_alive=had_streams) == ""

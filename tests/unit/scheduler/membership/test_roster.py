@@ -125,7 +125,9 @@ def test_a_data_link_has_an_address_and_a_secret_and_blocks_that_move_have_a_siz
 
     assert not reason("a" * MAX_ADDRESS, b"s" * MAX_SECRET) and not reason(space=b"s" * SPACE_BYTES, size=1)
     for address, secret in (("a" * (MAX_ADDRESS + 1), b"s"), ("a", b"s" * (MAX_SECRET + 1)), ("a", b"")):
-        assert reason(address, secret) == "the address or the secret of its data link is too long, or there is none"
+        assert reason(address, secret) == (
+            f"its data link needs an address of at most {MAX_ADDRESS} bytes and a secret of 1 to {MAX_SECRET} bytes"
+        )
     for space, size in ((b"s" * (SPACE_BYTES + 1), 1), (b"s", 1), (b"s" * SPACE_BYTES, 0)):
         assert reason(space=space, size=size) == f"its blocks have a space of {len(space)} bytes, or no size"
     store = Hello(ServiceName.STORE, "s", "at-s", 1, "s", store=StoreCapacity("a" * 600, b"s", 0))

@@ -124,7 +124,7 @@ async def test_refused_megabytes_put_their_sender_in_debt() -> None:
         async with raw(h, 1) as (one,):
             one.writer.write(post(6 * MEGABYTE))
             status, error = await answer(one)
-            assert status == 429 and "refused before" in error["message"]
+            assert status == 429 and "were refused" in error["message"]
         asked = h.post("/v1/completions", {"prompt": "small"})
         h.troupe.say(await h.troupe.request(), "fine", **LAST)
         assert (await asked).status_code == 200, "a small request costs no more than its headers"
