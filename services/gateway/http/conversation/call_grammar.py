@@ -63,7 +63,7 @@ def _styled(style: ArgumentStyle, name: str, schema: Mapping[str, Any]) -> Itera
     others.  Those that are not required may be left out."""
     properties = schema.get("properties")
     wanted = dict(properties) if isinstance(properties, Mapping) else {}
-    needed = schema.get("required", ())
+    needed = _listed(schema, "required")
     yield f"{name}: {name}f0"
     for number, (key, inner) in enumerate(wanted.items()):
         may_miss = "" if key in needed else " | "
@@ -81,7 +81,7 @@ def _argument(style: ArgumentStyle, name: str, key: str, schema: Any, root: Mapp
     inner = dict(schema) if isinstance(schema, Mapping) else {}
     if style.text_ends and is_always_text(types_of(inner, root)):
         head = f"{name}:{_literal(style.before_key + key + style.before_text)}"
-        if options := inner.get("enum"):
+        if options := _listed(inner, "enum"):
             yield f"{head} ({' |'.join(_literal(str(one)) for one in options)}){_literal(style.after_text)}"
             return
         yield f"{head} {name}t"
@@ -89,6 +89,12 @@ def _argument(style: ArgumentStyle, name: str, key: str, schema: Any, root: Mapp
         return
     value = _json(inner | {one: root[one] for one in ("$defs", "definitions") if one in root})
     yield f"{name}:{_literal(style.before_key + key + style.before_value)} {value}{_literal(style.after_value)}"
+
+
+def _listed(schema: Mapping[str, Any], key: str) -> list[Any]:
+    """The list under a key of a client's schema; anything else there demands nothing."""
+    value = schema.get(key)
+    return value if isinstance(value, list) else []
 
 
 def _json(schema: Mapping[str, Any]) -> str:

@@ -66,8 +66,7 @@ class Conversation(msgspec.Struct, kw_only=True):
             None if tools.opening else make_reasoning_parser(formats.reasoning, self.variables),
             make_tool_parser(formats.tools, tools.schemas) if tools.offered else None,
         )
-        if tools.opening:
-            parser.feed(tools.opening)
+        begun = parser.feed(tools.opening) if tools.opening else []
         meter = None
         if formats.tags is not None:
             inside = not tools.opening and begins_inside(formats.reasoning, self.variables)
@@ -78,4 +77,5 @@ class Conversation(msgspec.Struct, kw_only=True):
             reasoning=self.shows_reasoning,
             demands_call=tools.grammar is not None,
             meter=meter,
+            begun=begun,
         )

@@ -26,14 +26,17 @@ class AnswerReader:
         reasoning: bool,
         demands_call: bool = False,
         meter: ReasoningMeter | None = None,
+        begun: Iterable[Part] = (),
     ) -> None:
         """`parallel`: whether the answer may have several calls, `reasoning`: whether it has the reasoning;
-        `demands_call`: whether it has to have a call; `meter`: what counts its tokens of reasoning."""
+        `demands_call`: whether it has to have a call; `meter`: what counts its tokens of reasoning; `begun`: what the
+        parser has found in a call's beginning that is part of the prompt, such as the call's name."""
         self._meter = meter
         self._parser = parser
         self._parallel = parallel
         self._reasoning = reasoning
         self._demands_call = demands_call
+        self._begun = list(begun)
         self.num_calls = 0
 
     def take(self, stream: Stream, delta: StreamDelta) -> list[Part]:
@@ -46,11 +49,15 @@ class AnswerReader:
         return parts if delta.end is None else parts + self.finish(delta.end)
 
     def feed(self, text: str) -> list[Part]:
-        return self._allowed(self._parser.feed(text))
+        """The parts of some text; with the first text those of a call that was begun for the model."""
+        begun, self._begun = (self._begun, []) if text else ([], self._begun)
+        return self._allowed([*begun, *self._parser.feed(text)])
 
     def finish(self, end: SequenceText | None = None) -> list[Part]:
         """What was held back; of a call that was demanded and cut off, without a name yet, that is nothing at all."""
-        parts = self._allowed(self._parser.finish())
+        begun = [] if self._is_cut_call(end) else self._begun  # cut off before its first text
+        self._begun = []
+        parts = self._allowed([*begun, *self._parser.finish()])
         if self._is_cut_call(end) and not self.num_calls:
             return [part for part in parts if isinstance(part, Reasoning)]
         return parts

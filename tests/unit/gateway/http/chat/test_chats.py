@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from services.gateway.access.limits import tokens_of
+from services.gateway.http.parsing.registry import TOOL_PARSERS, make_tool_parser
 from shared.messages import (
     ChatMessage,
     ChatOptions,
@@ -20,6 +21,7 @@ from shared.messages import (
 from shared.packing import unpack_tokens
 from shared.requests.sampling import SamplingParams
 from tests.unit.gateway.http.client import events, http, streaming
+from tests.unit.gateway.http.conversation.test_call_notations import MEETING, MEETINGS, in_form
 from tests.unit.gateway.troupe import LAST
 
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -161,6 +163,39 @@ async def test_a_named_tool_is_begun_for_a_model_that_does_not_think(parser: str
         (call,) = answer["message"]["tool_calls"]
         assert call["function"] == {"name": "weather", "arguments": '{"city": "Rome"}'}
         assert (answer["finish_reason"], answer["message"]["content"]) == ("stop", None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("parser", TOOL_PARSERS)
+async def test_a_named_tool_is_called_by_its_name_in_every_notation(parser: str, stream: bool) -> None:
+    """Its name, and in some notations the beginning of its arguments, are part of the prompt."""
+    function = {"name": "meet", "parameters": MEETING.parameters}
+    tools = ASK | {"tools": [{"type": "function", "function": function}]}
+    body = tools | {"tool_choice": {"type": "function", "function": {"name": "meet"}}, "stream": stream}
+    made = make_tool_parser(parser, {})
+    assert made is not None
+    arguments = MEETINGS[1]
+    async with http(tool_call_parser=parser) as h:
+        asked = h.post("/v1/chat/completions", body)
+        request = await h.troupe.request()
+        assert request.chat_options is not None
+        if not (begun := request.chat_options.opening):
+            pytest.skip("calls are not begun for the model in this notation")
+        assert "meet" in begun
+        text = in_form(made.form, arguments) + made.form.after + made.form.end
+        h.troupe.say(request, "", token_ids=[1])
+        h.troupe.say(request, text[:5], at=(1, 0), token_ids=[2])
+        h.troupe.say(request, text[5:], at=(2, 5), token_ids=[3], **LAST)
+        response = await asked
+        assert response.status_code == 200, response.text
+        if stream:
+            calls = list(added_up(events(response.text))["tool_calls"].items())
+            assert [place for place, _ in calls] == [0]
+            found = calls[0][1]
+        else:
+            (call,) = response.json()["choices"][0]["message"]["tool_calls"]
+            found = call["function"]
+        assert found["name"] == "meet" and json.loads(found["arguments"]) == arguments
 
 
 @pytest.mark.parametrize("choice", [NAMED["tool_choice"], "required"])

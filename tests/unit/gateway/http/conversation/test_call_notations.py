@@ -58,6 +58,17 @@ def test_a_demanded_call_in_every_notation_is_what_its_parser_reads(name: str) -
     assert not accepts(grammar, in_form(form, {"with": "a"}) + form.after + form.end), "hours are required"
 
 
+@pytest.mark.parametrize("odd", [None, True, 5, "a"])
+@pytest.mark.parametrize("name", BARE)
+def test_what_is_no_list_demands_nothing(name: str, odd: object) -> None:
+    parser = make_tool_parser(name, {})
+    assert parser is not None
+    properties = {"with": {"type": "string", "enum": odd}}
+    function = FunctionBody(name="meet", parameters={"type": "object", "properties": properties, "required": odd})
+    for grammar in (named_call(parser.form, function), any_calls(parser.form, [function], parallel=True)):
+        assert "with" in grammar.text or parser.form.style is None
+
+
 def in_form(form: CallFormat, arguments: dict[str, object]) -> str:
     """Arguments as a format has them."""
     style = form.style
