@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 import time
@@ -102,6 +103,7 @@ class Fleet:
         self._processes = processes
         self._report = report
         self._clock = clock
+        self._trouble = ""  # that was reported
         self._told: dict[str, Role] = {}  # of models that cannot be loaded, by which process of theirs
         models = settings.first.models
         self.keeper = ModelKeeper(
@@ -123,7 +125,13 @@ class Fleet:
         self._settings.publish()
 
     def poll(self) -> None:
-        self.keeper.poll()
+        try:
+            self.keeper.poll()
+            self._trouble = ""
+        except OSError as error:  # a full disk: tried again at the next poll
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                self._report(f"models cannot be put to sleep or woken: {error}")
         for name, role in self._supervisor.given_up.items():
             if self._told.get(name) is not role:
                 self._told[name] = role
@@ -143,7 +151,7 @@ class Fleet:
             else:
                 for line in table(self.keeper.models.values()):
                     say(line)
-        except ConfigError as error:
+        except (ConfigError, OSError) as error:
             raise OrderFailedError(str(error)) from error
 
     def _named(self, name: str) -> KeptModel:
@@ -162,13 +170,13 @@ class Fleet:
         begun = self._clock()
         for role in self._keep(model):
             self._supervisor.engage(role)
-        self._settings.publish()
         try:
+            self._settings.publish()
             self._check_progress(model.name, begun)
             while not self._is_served(model.name):
                 yield
                 self._check_progress(model.name, begun)
-        except OrderFailedError:
+        except (OrderFailedError, OSError):
             yield from self._dismiss(model.name)
             raise
         say(f"model {model.name} was added in {self._clock() - begun:.1f} s")
@@ -207,7 +215,8 @@ class Fleet:
 
     def _dismiss(self, name: str) -> Iterator[None]:
         """End a model's processes and forget it."""
-        self._settings.publish(without=name)
+        with contextlib.suppress(OSError):  # a full disk: gateways find that its processes are gone
+            self._settings.publish(without=name)
         self.keeper.models.pop(name, None)
         while children := [child for child in self._supervisor.children if child.role.model == name]:
             for child in children:

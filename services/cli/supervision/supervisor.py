@@ -170,7 +170,7 @@ class Supervisor:
     def dismiss(self, child: ChildProcess, *, replace: bool = False) -> None:
         """Ask one to leave, for good or to be replaced; it is killed if it does not leave in time."""
         if child.process is None:
-            if not replace:
+            if not replace and child in self.children:  # else it was given up
                 self.children.remove(child)
             return
         child.is_replaced = replace
@@ -279,6 +279,8 @@ def _overlap(supervisor: Supervisor, child: ChildProcess, is_ready: Callable[[Ch
     successor = supervisor.engage(child.role)
     try:
         while not is_ready(successor):
+            if successor not in supervisor.children:
+                raise OrderFailedError(f"the next {child.role.name} cannot work beside its predecessor, which stays")
             yield
     except OrderFailedError:
         supervisor.dismiss(successor)

@@ -177,3 +177,26 @@ def test_a_model_that_cannot_be_loaded_ends_no_other(tmp_path: Path) -> None:
     serving.slow = set()
     serving.order(action="swap", name="b", out=[])
     assert serving.states() == {"a": AWAKE, "b": AWAKE}, "an order tries again"
+
+
+def test_a_full_disk_fails_an_order_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    serving = Serving(tmp_path, "b")
+    with monkeypatch.context() as patch:
+        patch.setattr("services.cli.models.fleet.write_models", full)
+        for order in ({"action": "add", "model": FurtherModel(name="c", model="m")}, {"action": "remove", "name": "b"}):
+            with pytest.raises(OrderFailedError, match="No space left"):
+                serving.order(**order)
+    with monkeypatch.context() as patch:
+        patch.setattr(serving.fleet.keeper, "poll", full)
+        serving.turn(times=3)
+    serving.turn()
+    assert [line for line in serving.reports if "No space" in line] == [
+        "models cannot be put to sleep or woken: [Errno 28] No space left on device"
+    ]
+    assert serving.states() == {"a": AWAKE, "b": AWAKE} and serving.supervisor.failure is None
+    assert not [child for child in serving.supervisor.children if child.role.model == "c"]
+    serving.order(action="remove", name="b")
+    assert serving.states() == {"a": AWAKE}

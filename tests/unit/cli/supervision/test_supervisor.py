@@ -239,6 +239,28 @@ def test_a_successor_that_is_never_ready_ends_the_restart_and_nobody_leaves() ->
     assert stage.started[0].status is None and names(stage) == ["tokenizer-0", "gateway-0"]
 
 
+def test_a_successor_that_cannot_work_ends_the_restart_at_once() -> None:
+    """Status 78, as of a tokenizer whose files have changed: it is given up, and its predecessor stays."""
+    stage = Stage(Role("tokenizer"), GATEWAY)
+    restart = Restart(stage, "tokenizer", turns=10**6)
+    next(restart.work)
+    stage.die(EXIT_CONFIG)
+    with pytest.raises(OrderFailedError, match="the next tokenizer-0 cannot work beside its predecessor"):
+        next(restart.work)
+    assert names(stage) == ["tokenizer-0", "gateway-0"] and stage.started[0].status is None
+    assert stage.supervisor.failure is None and not stage.events
+
+
+def test_a_predecessor_that_is_given_up_is_replaced_all_the_same() -> None:
+    stage = Stage(Role("tokenizer"), GATEWAY)
+    restart = Restart(stage, "tokenizer", turns=1)
+    next(restart.work)
+    stage.started[0].status = EXIT_CONFIG
+    stage.supervisor.poll()
+    restart.run()
+    assert sorted(names(stage)) == ["gateway-0", "tokenizer-0"] and stage.supervisor.children[-1].alive
+
+
 def test_a_process_that_cannot_be_started_now_is_started_later() -> None:
     """No memory, no descriptor, a full disk: that passes, and the others live."""
     stage = Stage(WORKER)
