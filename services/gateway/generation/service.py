@@ -231,6 +231,7 @@ class GenerationService:
                 continue
             try:
                 stream.accept(news)
+                self.recovery.heard(news.request_id)
                 if (latency := stream.latency) is not None:
                     latency.heard_at = unix_now
                     if news.latency is not None or news.finish_reason is not None:  # most output has no times
@@ -254,7 +255,7 @@ class GenerationService:
         if (stream := self.journal.get(message.request_id)) is None:
             return
         if error.code is RejectCode.UNAVAILABLE:  # the next roster may have the missing service again
-            self.recovery.pause(stream)
+            self.recovery.refused(stream, error)
         else:
             stream.fail(error)
 

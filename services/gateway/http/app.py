@@ -137,7 +137,7 @@ def _stored(gate: Gate) -> list[Route]:
     """What is kept in `files_dir`."""
     store = make_file_store(gate.settings.gateway)
     batch_store = make_batch_store(store)
-    files = Files(gate, store, batch_store.inputs if batch_store is not None else lambda tenant: set())
+    files = Files(gate, store)
     batches = Batches(gate, batch_store)
     return [
         Route("/v1/files", files.create, methods=["POST"]),

@@ -13,6 +13,7 @@ from services.gateway.bus.deployment import RosterView
 from services.gateway.bus.refusals import unavailable
 from services.gateway.streams.journal import StreamJournal
 from services.gateway.streams.stream import Stream
+from shared.errors import RequestError
 from shared.messages import AttachRequest, StreamLost
 
 PATIENCE = 5.0  # seconds of silence until a stream is sent again; doubles each time, since it may just be queued
@@ -39,6 +40,7 @@ class StreamRecovery:
         self, bus: Bus, deployment: RosterView, journal: StreamJournal, calls: Calls, resume_timeout: float
     ) -> None:
         self._paused: dict[str, tuple[Stream, float]] = {}  # with the time since when, in the order of pausing
+        self._refused: dict[str, float] = {}  # by request, when a service first said that it could not take it now
         self.watchdog = SilenceWatchdog()
         self._bus = bus
         self._deployment = deployment
@@ -57,7 +59,7 @@ class StreamRecovery:
         if self._deployment.absent_for(stream.fingerprint):
             self.pause(stream)
             return
-        self.forget(stream)
+        self._paused.pop(stream.header.request_id, None)
         request = stream.next_request
         if stream.latency is not None:
             request = msgspec.structs.replace(request, latency=stream.latency.sent())
@@ -67,6 +69,22 @@ class StreamRecovery:
     def forget(self, stream: Stream) -> None:
         """The stream has ended, or its client has gone."""
         self._paused.pop(stream.header.request_id, None)
+        self._refused.pop(stream.header.request_id, None)
+
+    def refused(self, stream: Stream, error: RequestError) -> None:
+        """A service could not take the request: it is sent again with the next roster, which may have a service that
+        can, until `resume_timeout` after the first refusal."""
+        now = time.monotonic()
+        if now - self._refused.setdefault(stream.header.request_id, now) > self._resume_timeout:
+            stream.fail(error)
+            return
+        stream.is_resumed |= stream.is_heard
+        self.pause(stream)
+
+    def heard(self, request_id: str) -> None:
+        """Output has come: a service has taken the request."""
+        if self._refused:
+            self._refused.pop(request_id, None)
 
     # -- a service is missing
 

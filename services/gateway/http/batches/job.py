@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TypeVar
 
 import structlog
@@ -155,13 +156,19 @@ class Job:
             record.batch.request_counts.total = len(lines)
             record.output_id, record.error_id = files.new_id(), files.new_id()
             self._store.save(record)
-        output, error = (files.content(record.tenant, one) for one in (record.output_id, record.error_id))
-        self._ledger = Ledger(output, error, record.batch.id, len(lines))
+        self._ledger = Ledger(*self._contents(), record.batch.id, len(lines))
         return True
+
+    def _contents(self) -> tuple[Path, Path]:
+        """Where the results lie: answers, and refusals."""
+        files, record = self._store.files, self.record
+        return files.content(record.tenant, record.output_id), files.content(record.tenant, record.error_id)
 
     def _fail(self, errors: list[BatchError]) -> None:
         batch = self.record.batch
         batch.status, batch.failed_at, batch.errors = "failed", self._now(), BatchErrors(data=errors)
+        if self.record.output_id:  # a gateway that has ended had begun it: what it wrote is the client's
+            self._publish_both(Ledger(*self._contents(), batch.id, batch.request_counts.total))
         self._end()
 
     def _save(self) -> None:
@@ -186,12 +193,15 @@ class Job:
             ledger.given_up(index, self._lines.read(index).custom_id, WORDS[record.ends_as])
         counts = batch.request_counts
         counts.completed, counts.failed = ledger.num_completed, ledger.num_failed
-        num_bytes, num_error_bytes = ledger.close()
-        batch.output_file_id = self._publish(record.output_id, "output", num_bytes)
-        batch.error_file_id = self._publish(record.error_id, "error", num_error_bytes)
+        self._publish_both(ledger)
         batch.status = record.ends_as
         setattr(batch, f"{record.ends_as}_at", self._now())
         self._end()
+
+    def _publish_both(self, ledger: Ledger) -> None:
+        num_bytes, num_error_bytes = ledger.close()
+        self.record.batch.output_file_id = self._publish(self.record.output_id, "output", num_bytes)
+        self.record.batch.error_file_id = self._publish(self.record.error_id, "error", num_error_bytes)
 
     def _publish(self, file_id: str, kind: str, num_bytes: int) -> str:
         """Show a file of results to clients; an empty one is not kept."""

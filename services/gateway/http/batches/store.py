@@ -46,6 +46,7 @@ class BatchStore:
     def __init__(self, files: FileStore) -> None:
         self.files = files
         self.clock = files.clock
+        files.in_use = self.inputs
         self._queue = files.root / "queue"
         self._queue.mkdir(mode=0o700, exist_ok=True)
 

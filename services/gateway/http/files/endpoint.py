@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -16,7 +15,7 @@ from services.gateway.http.files.store import FileStore
 from services.gateway.http.files.upload import receive_file
 from services.gateway.http.middleware.origins import check_origin
 from services.gateway.http.requests.gate import Gate
-from services.gateway.http.requests.reading import field_error
+from services.gateway.http.requests.reading import field_error, read_number
 from shared.errors import RejectCode, RequestError
 
 T = TypeVar("T")
@@ -25,12 +24,11 @@ MAX_LIMIT = 10_000
 
 
 class Files:
-    """The endpoints.  `in_use`: which files of a tenant its batches are reading."""
+    """The endpoints."""
 
-    def __init__(self, gate: Gate, store: FileStore | None, in_use: Callable[[str], set[str]]) -> None:
+    def __init__(self, gate: Gate, store: FileStore | None) -> None:
         self._gate = gate
         self._store = store
-        self._in_use = in_use
 
     async def create(self, request: Request) -> Response:
         check_origin(request, self._gate.settings.access)
@@ -51,13 +49,7 @@ class Files:
     async def delete(self, request: Request) -> Response:
         store, tenant = self._place(request)
         file_id: str = request.path_params["file_id"]
-
-        def remove() -> None:
-            if file_id in self._in_use(tenant):
-                raise RequestError("a batch that has not ended reads this file: cancel it before", field="file_id")
-            store.delete(tenant, file_id)
-
-        await asyncio.to_thread(remove)
+        await asyncio.to_thread(store.delete, tenant, file_id)
         return json_response(DeletedFile(id=file_id))
 
     async def content(self, request: Request) -> Response:
@@ -86,9 +78,7 @@ def served(store: T | None) -> T:
 def read_page(request: Request, most: int, default: int) -> Page:
     """`after`, `limit` and `order` of a list."""
     given = request.query_params
-    limit, order = given.get("limit", str(default)), given.get("order", "desc")
-    if not (limit.isdecimal() and limit.isascii() and 1 <= int(limit[:8]) <= most):
-        raise field_error("limit", f"must be in 1..{most}, got {limit[:32]!r}")
+    limit, order = read_number(given.get("limit", str(default)), "limit", 1, most), given.get("order", "desc")
     if order not in ("asc", "desc"):
         raise field_error("order", f"must be asc or desc, got {order[:32]!r}")
-    return Page(given.get("after", ""), int(limit), newest_first=order == "desc")
+    return Page(given.get("after", ""), limit, newest_first=order == "desc")

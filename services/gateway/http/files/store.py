@@ -35,6 +35,7 @@ class FileStore:
     ) -> None:
         self.root = root
         self.clock = clock
+        self.in_use: Callable[[str], set[str]] = lambda tenant: set()  # the files that a tenant's batches read
         self._max_file_bytes = max_file_bytes
         self._max_tenant_bytes = max_tenant_bytes
 
@@ -64,6 +65,8 @@ class FileStore:
         return page.of(self._records(tenant).ids(), read)
 
     def delete(self, tenant: str, file_id: str) -> None:
+        if file_id in self.in_use(tenant):
+            raise RequestError("a batch that has not ended reads this file: cancel it before", field="file_id")
         self.get(tenant, file_id)
         self._remove(tenant, file_id)
 
@@ -77,7 +80,10 @@ class FileStore:
         """Room for a new file, or RequestError where the tenant has too much."""
         folder = self._folder(tenant)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        room = self._max_tenant_bytes - self._used(tenant)
+        if self._room(tenant) <= 0 or len(self._records(tenant).ids()) >= MAX_FILES:
+            for file_id in self._records(tenant).ids():
+                self._living(tenant, file_id)  # removes those whose time is over
+        room = self._room(tenant)
         if len(self._records(tenant).ids()) >= MAX_FILES:
             raise _full(f"this tenant has {MAX_FILES} files, the most that there may be")
         if room <= 0:
@@ -99,12 +105,21 @@ class FileStore:
                 filename=filename,
                 purpose=purpose,
             )
-            upload.path.replace(self.content(tenant, file.id))
-            self.publish(tenant, file)
+            content = self.content(tenant, file.id)
+            upload.path.replace(content)
+            try:
+                self.publish(tenant, file)
+            except BaseException:
+                content.unlink(missing_ok=True)
+                raise
         except BaseException:
             upload.abandon()
             raise
         return file
+
+    def _room(self, tenant: str) -> int:
+        """Bytes that the tenant may still have."""
+        return self._max_tenant_bytes - self._used(tenant)
 
     def _used(self, tenant: str) -> int:
         """Bytes of all contents of a tenant, of those on their way too; forgets those of gateways that have died."""
@@ -131,9 +146,11 @@ class FileStore:
         return Records(self._folder(tenant), FileObject, PREFIX)
 
     def _living(self, tenant: str, file_id: str) -> FileObject | None:
-        """A file whose time is over is removed by the first that asks for it."""
+        """A file whose time is over is removed by the first that asks for it, once no batch reads it."""
         found = self._records(tenant).read(file_id)
         if found is None or found.expires_at is UNSET or found.expires_at > self.clock():
+            return found
+        if file_id in self.in_use(tenant):
             return found
         self._remove(tenant, file_id)
         return None

@@ -14,7 +14,7 @@ from services.gateway.access.intake import BODY, Body
 from services.gateway.http.errors.failures import UnsupportedMediaTypeError
 from services.gateway.http.files.objects import PURPOSES, FileObject
 from services.gateway.http.files.store import FileStore, Upload
-from services.gateway.http.requests.reading import field_error
+from services.gateway.http.requests.reading import field_error, read_number
 from shared.errors import RejectCode, RequestError
 
 FORM = b"multipart/form-data"
@@ -167,6 +167,4 @@ def read_expiry(anchor: str | None, seconds: str, field: str = "expires_after") 
     """The seconds that a file is kept."""
     if anchor != "created_at":
         raise field_error(f"{field}.anchor", f"must be created_at, got {str(anchor)[:64]!r}")
-    if not (seconds.isdecimal() and seconds.isascii() and SHORTEST <= int(seconds[:16]) <= LONGEST):
-        raise field_error(f"{field}.seconds", f"must be in {SHORTEST}..{LONGEST}, got {seconds[:32]!r}")
-    return int(seconds)
+    return read_number(seconds, f"{field}.seconds", SHORTEST, LONGEST)

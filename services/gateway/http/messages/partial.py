@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, NamedTuple
+
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # escaped
 
 
 def object_of(text: str) -> dict[str, Any]:
@@ -15,7 +18,16 @@ def object_of(text: str) -> dict[str, Any]:
             found = json.loads(_completed(text))
         except (ValueError, RecursionError):
             found = {}
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    return _encodable(found) if SURROGATE.search(text) else found
+
+
+def _encodable(found: dict[str, Any]) -> dict[str, Any]:
+    """With U+FFFD in the place of halves of surrogate pairs, which a model may escape and UTF-8 does not have."""
+    text = json.dumps(found, ensure_ascii=False)
+    whole: dict[str, Any] = json.loads(text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
+    return whole
 
 
 class _Open(NamedTuple):

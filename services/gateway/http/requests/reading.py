@@ -23,6 +23,7 @@ T = TypeVar("T")
 TIMEOUT_HEADER = "x-request-timeout"  # seconds from now until the client gives up
 MAX_TIMEOUT = 1e7
 CONTENT_TYPE, JSON = "content-type", "application/json"
+MAX_DIGITS = 16  # of a number in a query: Python raises for thousands of them
 PLACE = re.compile(r" - at `(?:key` in `)?\$([^`]*)`$")
 OF_A_MAPPING = re.compile(r"\[\.\.\.\].*")  # msgspec does not say of which key
 FLOAT_FOR_INTEGER = "got `float`"
@@ -152,6 +153,13 @@ def _keys(data: bytearray) -> frozenset[str]:
 def field_error(field: str, what: str) -> RequestError:
     """A text that begins with the name of the field that something is wrong with."""
     return RequestError(f"{field} {what}", field=field)
+
+
+def read_number(text: str, field: str, least: int, most: int) -> int:
+    """A number of a query or a form.  Raises RequestError where it is none, or beyond the limits."""
+    if not (text.isdecimal() and text.isascii() and len(text) <= MAX_DIGITS and least <= int(text) <= most):
+        raise field_error(field, f"must be in {least}..{most}, got {text[:32]!r}")
+    return int(text)
 
 
 def not_valid(error: msgspec.ValidationError, root: str = "") -> RequestError:

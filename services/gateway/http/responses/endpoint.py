@@ -19,7 +19,7 @@ from services.gateway.http.conversation.objects import ContentPart
 from services.gateway.http.conversation.prompt import ToolUse
 from services.gateway.http.requests.gate import Gate
 from services.gateway.http.requests.output_format import response_format
-from services.gateway.http.requests.reading import check_content_type, field_error
+from services.gateway.http.requests.reading import check_content_type, field_error, read_number
 from services.gateway.http.requests.returning import refuse_position
 from services.gateway.http.requests.sampling import NOTHING, refuse_impossible
 from services.gateway.http.responses.answer import LOGPROBS, SEALED, ResponseAnswer
@@ -98,11 +98,10 @@ class Responses:
     async def items(self, request: Request) -> Response:
         """What a stored response was made from, newest first unless `order` is asc."""
         query = request.query_params
-        order, limit = query.get("order", "desc"), query.get("limit", "20")
+        order = query.get("order", "desc")
         if order not in ("asc", "desc"):
             raise field_error("order", f"must be asc or desc, got {order[:32]!r}")
-        if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= MAX_PAGE):
-            raise field_error("limit", f"must be 1 to {MAX_PAGE}, got {limit[:32]!r}")
+        limit = read_number(query.get("limit", "20"), "limit", 1, MAX_PAGE)
         name = self._name(request)
         record = await self._stored(name)
         items = _named([*record.before, *record.input], name[1])
@@ -114,7 +113,7 @@ class Responses:
             if not places:
                 raise RequestError(f"after: there is no item {after[:64]!r}", field="after")
             items = items[places[0] + 1 :]
-        page = items[: int(limit)]
+        page = items[:limit]
         ends = (page[0].id, page[-1].id) if page else (None, None)
         return json_response(InputItems(data=page, first_id=ends[0], last_id=ends[1], has_more=len(page) < len(items)))
 

@@ -124,6 +124,37 @@ def test_a_stream_pauses_while_a_service_is_missing(place: Place, service: Servi
     assert place.bus.taken() == [], "once"
 
 
+def test_a_request_that_is_refused_again_and_again_ends_with_the_refusal(place: Place) -> None:
+    """All services are there, and one is too busy for it: each roster sends it again."""
+    stream, busy = place.open(), unavailable("no process became free")
+    for _ in range(31):
+        assert not stream.ended
+        place.recovery.refused(stream, busy)
+        place.now += 1.0
+        place.recovery.resume()
+        place.recovery.check_overdue(place.now)
+    assert len(place.bus.taken()) > 31
+    place.recovery.refused(stream, busy)
+    assert stream.error is busy and place.recovery.paused == []
+
+
+def test_the_time_of_refusals_begins_anew_behind_output(place: Place) -> None:
+    stream, busy = place.open(), unavailable("no worker has room")
+    place.recovery.refused(stream, busy)
+    place.now += 20.0
+    place.recovery.resume()
+    hear(stream)
+    stream.is_heard = True
+    place.recovery.heard("r")
+    place.now += 20.0
+    place.recovery.refused(stream, busy)
+    assert not stream.ended and stream.is_resumed, "a scheduler had taken it: it does not refuse what it let in"
+    place.recovery.forget(stream)
+    place.now += 20.0
+    place.recovery.refused(stream, busy)
+    assert not stream.ended
+
+
 def test_a_stream_waits_for_the_kind_of_worker_that_began_it(place: Place) -> None:
     place.bus.roster = Roster(1, 1, [], fingerprints=[Fingerprint("fp_b")])
     stream = place.open()

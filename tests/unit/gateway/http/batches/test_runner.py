@@ -199,7 +199,7 @@ async def test_a_batch_that_cannot_be_run_fails_and_says_why(tmp_path: Path) -> 
     place = Place(tmp_path)
     wrong = place.batch(0, content=line(0) + b"{\n" + line(0))
     gone = place.batch(1)
-    place.files.delete("t", gone.input_file_id)
+    place.files._remove("t", gone.input_file_id)  # a client cannot while the batch lives
     async with running(place, echo):
         failed, lost = await place.until(wrong), await place.until(gone)
     assert failed.status == lost.status == "failed"
@@ -207,6 +207,28 @@ async def test_a_batch_that_cannot_be_run_fails_and_says_why(tmp_path: Path) -> 
         ("invalid_json_line", 2), ("duplicate_custom_id", 3)]  # fmt: skip
     assert lost.errors.data[0].code == "input_file_not_found"  # type: ignore[union-attr]
     assert place.results(failed) == ([], [])
+
+
+async def test_what_was_done_of_a_batch_that_cannot_go_on_is_the_client_s(tmp_path: Path) -> None:
+    """Its gateway ends, and the next one does not find the input."""
+    place, gate = Place(tmp_path), asyncio.Semaphore(2)
+
+    async def call(path: str, body: bytes, tenant: str) -> LineAnswer:
+        await gate.acquire()
+        return LineAnswer(200, "", body)
+
+    batch = place.batch(5)
+    async with running(place, call, batch_concurrency=1):
+        while not gate.locked():
+            await asyncio.sleep(0.005)
+    place.files._remove("t", batch.input_file_id)
+    async with running(place, echo):
+        failed = await place.until(batch)
+    assert failed.status == "failed" and failed.errors.data[0].code == "input_file_not_found"  # type: ignore[union-attr]
+    output, errors = place.results(failed)
+    assert ids(output) == [0, 1] and not errors
+    contents = {path.stem for path in tmp_path.rglob("*.data")}
+    assert contents == {failed.output_file_id}, "nothing is left that no client can delete"
 
 
 async def test_places_are_shared_by_tenants_and_their_batches(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 
 from services.gateway.http.files.objects import FileObject
@@ -79,7 +80,9 @@ async def test_a_list_has_pages_and_both_orders(tmp_path: Path) -> None:
         assert await page(order="asc", limit=2, after=ids[3]) == (ids[4:], False)
         assert await page(after=ids[2]) == ([ids[1], ids[0]], False)
         assert await page(purpose="batch_output") == ([], False)
-        for query, field in (({"limit": 0}, "limit"), ({"limit": "many"}, "limit"), ({"order": "up"}, "order")):
+        long = ("0" * 16 + "9", "1" + "0" * 5000, "0" * 5000 + "1")  # of more digits than Python reads
+        limits: list[dict[str, Any]] = [{"limit": limit} for limit in (0, "many", 10_001, *long)]
+        for query, field in (*((query, "limit") for query in limits), ({"order": "up"}, "order")):
             refused = await h.client.get("/v1/files", params=query)
             assert refused.status_code == 400 and refused.json()["error"]["param"] == field
 
@@ -187,6 +190,48 @@ async def test_a_file_ends_with_its_time(tmp_path: Path) -> None:
     assert not store.content("t", short.id).exists() and store.content("t", for_good.id).exists()
 
 
+async def test_files_whose_time_is_over_take_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    store = FileStore(tmp_path, max_file_bytes=99, max_tenant_bytes=3, clock=lambda: now)
+
+    def made() -> FileObject:
+        one = store.begin("t")
+        one.write(b"abc")
+        return store.finish("t", one, "a", "batch", 5)
+
+    read, limit = made(), "max_tenant_file_bytes=3"
+    with pytest.raises(RequestError, match=limit):
+        store.begin("t")
+    now = 1006.0
+    store.in_use = lambda tenant: {read.id} if tenant == "t" else set()
+    with pytest.raises(RequestError, match=limit):  # a batch reads it still
+        store.begin("t")
+    with pytest.raises(RequestError, match="a batch that has not ended reads this file"):
+        store.delete("t", read.id)
+    assert store.get("t", read.id) == read
+    store.in_use = lambda tenant: set()
+    assert made().id != read.id and not store.content("t", read.id).exists()
+    now = 1012.0
+    monkeypatch.setattr("services.gateway.http.files.store.MAX_FILES", 1)
+    made()
+    with pytest.raises(RequestError, match="1 files, the most"):
+        store.begin("t")
+
+
+async def test_a_file_without_a_record_leaves_no_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    store = FileStore(tmp_path, max_file_bytes=99, max_tenant_bytes=99)
+    one = store.begin("t")
+    one.write(b"abc")
+    monkeypatch.setattr(store, "publish", full)
+    with pytest.raises(OSError, match="No space"):
+        store.finish("t", one, "a", "batch", None)
+    store.begin("t").abandon()
+    assert not list(tmp_path.rglob("*.data"))
+
+
 async def test_what_a_dead_gateway_left_is_forgotten(tmp_path: Path) -> None:
     store = FileStore(tmp_path, max_file_bytes=99, max_tenant_bytes=99)
     left = store.begin("t")
@@ -204,8 +249,9 @@ async def test_the_number_of_files_is_bounded(tmp_path: Path) -> None:
     store = FileStore(tmp_path, max_file_bytes=99, max_tenant_bytes=99)
     store.begin("t").abandon()
     folder = store.content("t", "x").parent
+    record = msgspec.json.encode(FileObject(id="file-x", bytes=0, created_at=1, filename="a", purpose="batch"))
     for _ in range(MAX_FILES):
-        (folder / f"{new_id('file-', 1.0)}.json").touch()
+        (folder / f"{new_id('file-', 1.0)}.json").write_bytes(record)
     with pytest.raises(RequestError, match=str(MAX_FILES)):
         store.begin("t")
     store.begin("other").abandon()
