@@ -185,6 +185,7 @@ class SchedulerActor(Actor):
                 self.incidents.write(alarm.event)
 
     def before_flush(self) -> None:
+        self.core.clock.now = self.now  # what is due is due where no worker is there to plan for, too
         for instance, replica in self.core.replicas.items():
             while plan := self.core.schedule(instance, self.now):
                 self.send(self.membership.address_of(instance), plan)

@@ -17,6 +17,7 @@ from shared.transport.directory import bound, fits
 
 UNIX, TCP = "unix:", "tcp:"
 ENDING = ".blocks"
+KEEPALIVE = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 3}  # lost after a minute
 BUFFER_BYTES = 1 << 20  # of a socket: larger pieces wake the other side less often
 _TCP = re.compile(r"tcp:(?P<host>[A-Za-z0-9._-]{1,253}):(?P<port>[0-9]{1,5})")
 
@@ -83,3 +84,6 @@ def prepare(link: socket.socket) -> None:
     if link.family == socket.AF_INET:
         with contextlib.suppress(OSError):
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a host may vanish without a word
+            for option, value in KEEPALIVE.items():
+                link.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -19,6 +19,7 @@ OTHERS = "others"
 class _Load:
     message: LoadAdapter
     worker: str = ""  # that reads it
+    epoch: int = -1  # of that worker's link: with another one it knows nothing of the load
 
 
 class Adapters:
@@ -104,7 +105,7 @@ class Adapters:
     @property
     def has_orders(self) -> bool:
         """Whether `take_orders` has something to do."""
-        loads = any(load.worker not in self._replicas for load in self._loads) and bool(self._replicas)
+        loads = not all(map(self._is_assigned, self._loads)) and bool(self._replicas)
         return loads or bool(self._unloads) or any(one.adapters.has_orders for one in self._replicas.values())
 
     def take_orders(self) -> list[tuple[str, HoldAdapters]]:
@@ -129,12 +130,18 @@ class Adapters:
             found[instance] = {one.request.adapter for one in everything if one.request.adapter}
         return found
 
+    def _is_assigned(self, load: _Load) -> bool:
+        """Whether a worker was told of it, which is there still, with the same link."""
+        replica = self._replicas.get(load.worker)
+        return replica is not None and replica.epoch == load.epoch
+
     def _assign_loads(self) -> None:
-        """A load goes to the worker that holds the fewest."""
+        """A load goes to the worker that is to hold the fewest."""
         able = {name: replica for name, replica in self._replicas.items() if replica.adapters.max_loras}
         for load in self._loads:
-            if load.worker not in self._replicas and able:
-                load.worker = min(able, key=lambda name: len(able[name].adapters.held))
+            if able and not self._is_assigned(load):
+                load.worker = min(able, key=lambda name: able[name].adapters.num_to_hold)
+                load.epoch = able[load.worker].epoch
                 able[load.worker].adapters.want(Adapter(load.message.name, path=load.message.path))
 
     def _answer_unloads(self, in_use: Mapping[str, set[str]]) -> None:

@@ -143,6 +143,7 @@ class BlockMoves:
 
     def take_orders(self) -> list[tuple[str, AnyOrder]]:
         """By worker or store, what to send there now, behind the plans that were made."""
+        self.stores.lookups.expire(self._clock.now)  # where no worker is left, nothing else does
         orders: list[tuple[str, AnyOrder]] = [(store, DropBlocks(store)) for store in self._to_drop]
         orders += ((order.store, order) for order in self.stores.lookups.take_orders())
         self._to_drop.clear()

@@ -71,7 +71,7 @@ class Batcher:
         self._visitors = Visitors(replica, books.shares)
         self._slow: frozenset[str] = frozenset()
         self._obstacle = NOTHING  # where the queue stopped, and why
-        self._adapter_room = AdapterRoom(replica)
+        self._adapter_room = AdapterRoom(replica, self._preemption.take_adapter_from_resting)
 
     def next_plan(self) -> StepPlan | None:
         """The plan, counted as sent; None where no sequence can go on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from services.scheduler.planning.plan_builder import PlanBuilder
@@ -40,6 +41,20 @@ class Preemption:
         if num_resting:
             self.send_back(min(self._replica.running[-num_resting:], key=self._order), "foreground")
         return num_resting > 0
+
+    def take_adapter_from_resting(self) -> bool:
+        """Send back the resting sequences of one adapter, which the fewest of them use, for a sequence with another;
+        False where there are none but of adapters that active sequences use too."""
+        resting = self._replica.running[len(self._replica.active) :]
+        active = {sequence.request.adapter for sequence in self._replica.active}
+        used = Counter(one.request.adapter for one in resting if one.request.adapter not in {"", *active})
+        if not used:
+            return False
+        rarest = min(used, key=lambda digest: used[digest])
+        for sequence in resting:
+            if sequence.request.adapter == rarest:
+                self.send_back(sequence, "foreground")
+        return True
 
     def num_freed(self, victim: Sequence) -> list[int]:
         """Of each pool, blocks that no other sequence holds, and the one kept for it to grow into."""

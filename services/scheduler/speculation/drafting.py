@@ -122,7 +122,10 @@ class Drafting:
     def awaits(self, replica: Replica, now: float) -> bool:
         """Whether the next plan has to wait for a step in flight or for drafts, which are asked for here."""
         speculation = self.speculations.get(replica)
-        if speculation is None or not replica.num_active:
+        if speculation is None:
+            return False
+        if not replica.num_active:
+            speculation.planned()  # those whose drafts were awaited have ended
             return False
         if not speculation.has_asked:
             if not speculation.choose(replica.active).num_draft_tokens:

@@ -37,9 +37,19 @@ class ReplicaAdapters:
     def held(self) -> list[Adapter]:
         return list(self._held.values())
 
+    @property
+    def num_to_hold(self) -> int:
+        """Adapters that are there, on their way, or wanted."""
+        return len(self._held) + len(self._ordered) + len(self._wanted)
+
     def waits_for_room(self, digest: str) -> bool:
         """Whether it is wanted, and all that the worker may hold is there or on its way."""
         return (digest, "") in self._wanted and len(self._held) + len(self._ordered) >= self.max_held
+
+    @property
+    def are_all_running(self) -> bool:
+        """Whether sequences with rows use each that is held, so that none can make room for another."""
+        return self._held.keys() <= self.running.keys()
 
     @property
     def is_loading(self) -> bool:
@@ -48,6 +58,10 @@ class ReplicaAdapters:
 
     @property
     def has_orders(self) -> bool:
+        """None is given while the digest of one that was ordered is not known: the next order could not say that it
+        stays, and the worker would drop it and read it again."""
+        if any(not digest for digest, _ in self._ordered):
+            return False
         return bool(self._wanted or self._given_up & self._held.keys())
 
     def may_start(self, adapter: Adapter) -> bool:
@@ -81,6 +95,8 @@ class ReplicaAdapters:
     def order(self, epoch: int, in_use: set[str]) -> HoldAdapters | None:
         """What to send; None where nothing changes.  Those `in_use` stay; of the others those that were used least
         recently make room."""
+        if not self.has_orders:
+            return None
         before = set(self._held)
         for digest in (self._given_up & before) - in_use:
             del self._held[digest]
@@ -109,8 +125,13 @@ class ReplicaAdapters:
         """Take an answer in.  Returns what has come, and what has failed.
 
         It has what was held before what was ordered, so that of two from one directory the last is what is there now.
+        What failed is looked at first: the content that its directory had before is among those that are held.
         """
         came, failed = [], []
+        for failure in message.failures:
+            if self._is_due(key_of(failure.adapter), message.order):
+                del self._ordered[key_of(failure.adapter)]
+                failed.append(failure)
         for adapter in reversed(message.adapters):
             keys = [key for key in (("", adapter.path), (adapter.digest, "")) if self._is_due(key, message.order)]
             for key in keys:
@@ -118,10 +139,6 @@ class ReplicaAdapters:
             if keys:
                 self._held[adapter.digest] = adapter
                 came.append(adapter)
-        for failure in message.failures:
-            if self._is_due(key_of(failure.adapter), message.order):
-                del self._ordered[key_of(failure.adapter)]
-                failed.append(failure)
         return came, failed
 
     def _is_due(self, key: Key, order: int) -> bool:

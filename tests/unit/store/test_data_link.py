@@ -16,7 +16,16 @@ import pytest
 from services.store.arena import BlockArena
 from services.worker.blocks.mover import patience
 from shared.data_link import client
-from shared.data_link.addresses import ENDING, TCP, UNIX, listening_at, listening_at_port, listening_near, objection
+from shared.data_link.addresses import (
+    ENDING,
+    TCP,
+    UNIX,
+    listening_at,
+    listening_at_port,
+    listening_near,
+    objection,
+    prepare,
+)
 from shared.data_link.client import CorruptBlockError, DataLinks
 from shared.data_link.frames import CHALLENGE_BYTES, MAGIC, MAX_BLOCKS, PUT, BlockRequest, proof
 from shared.data_link.server import BlockServer
@@ -131,3 +140,12 @@ def test_a_fetch_that_stalls_anywhere_costs_little_more_than_computing(share: fl
     computing_the_rest = order.seconds * (100 - done) / 100
     assert spent + computing_the_rest <= 1.06 * order.seconds
     assert patience(msgspec.structs.replace(order, seconds=0.0), 1, 100) == math.inf
+
+
+def test_a_host_that_vanishes_is_noticed() -> None:
+    with socket.socket(socket.AF_INET) as over_tcp, socket.socket(socket.AF_UNIX) as local:
+        prepare(over_tcp)
+        prepare(local)
+        assert over_tcp.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        probes = [over_tcp.getsockopt(socket.IPPROTO_TCP, one) for one in (socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)]
+        assert over_tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) + probes[0] * probes[1] <= 60

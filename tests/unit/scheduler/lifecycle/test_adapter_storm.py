@@ -71,6 +71,27 @@ def test_adapters_that_are_always_asked_for_keep_no_other_out(num_held: int) -> 
     world.assert_outputs()
 
 
+@pytest.mark.parametrize("num_held", [1, 2])
+@pytest.mark.parametrize("num_lines", [1, 3])
+def test_adapters_of_sequences_that_rest_make_room(num_held: int, num_lines: int) -> None:
+    """One adapter may run, and lines of a batch have it: they rest for a request with another one."""
+    world = AdapterWorld(max_num_seqs=8)
+    world.num_held = num_held
+    world.restart("w0")
+    for index in range(num_lines):
+        world.add(f"line{index}", [1, 2, index], max_tokens=20, is_background=True, adapter=ADAPTERS[0])
+    for _ in range(4):
+        world.step()
+    assert len(world.scheduler.replicas["w0"].running) == num_lines
+    world.add("plain", [1, 2, 3], max_tokens=40)
+    world.add("live", [4, 5, 6], max_tokens=4, adapter=ADAPTERS[1])
+    for _ in range(20):
+        world.step()
+    assert ("live", 0) in world.finished
+    world.run()
+    world.assert_outputs()
+
+
 def test_requests_with_one_adapter_run_together() -> None:
     world = AdapterWorld(max_num_seqs=8)
     for index in range(3):

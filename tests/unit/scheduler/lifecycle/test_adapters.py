@@ -104,6 +104,32 @@ def test_of_two_contents_of_one_directory_the_later_is_what_a_load_gets() -> Non
     assert adapters.answered(AdaptersHeld(1, order.order, [ONE, news])) == ([news], [])
 
 
+def test_no_order_is_given_while_one_is_loaded_whose_digest_is_not_known() -> None:
+    """It could not name what is loaded, so the worker would drop that and read it again."""
+    adapters = make(num_held=4)
+    held(adapters, ONE)
+    adapters.want(Adapter("two", path="/two"))
+    order = adapters.order(1, set())
+    assert order is not None
+    adapters.want(THREE)
+    adapters.give_up(ONE.digest)
+    assert not adapters.has_orders and adapters.order(1, set()) is None
+    adapters.answered(AdaptersHeld(1, order.order, [ONE, TWO]))
+    order = adapters.order(1, set())
+    assert order is not None and order.adapters == [TWO, THREE]
+
+
+def test_a_load_that_failed_is_not_answered_with_what_its_directory_had_before() -> None:
+    adapters = make()
+    held(adapters, ONE)
+    adapters.want(Adapter("one", path="/one"))
+    order = adapters.order(1, set())
+    assert order is not None
+    failure = AdapterFailure(Adapter("one", path="/one"), "bad")
+    assert adapters.answered(AdaptersHeld(1, order.order, [ONE], [failure])) == ([], [failure])
+    assert adapters.holds(ONE.digest) and not adapters.is_loading
+
+
 def test_what_was_given_up_goes_with_the_next_order_unless_it_is_wanted_again() -> None:
     adapters = make()
     held(adapters, ONE, TWO)
@@ -237,27 +263,42 @@ def test_a_load_is_read_by_one_worker_and_by_another_where_that_is_lost() -> Non
     for index in range(2):
         core.add_worker(f"w{index}", 5 + index, able())
     core.adapters.load(LoadAdapter("l", "g", "one", "/one"))
-    before, ((_, order),), after = core.adapters.has_orders, core.adapters.take_orders(), core.adapters.has_orders
+    before, ((first, order),), after = core.adapters.has_orders, core.adapters.take_orders(), core.adapters.has_orders
     assert [adapter.path for adapter in order.adapters] == ["/one"]
     assert (before, after) == (True, False) and core.adapters.take_orders() == [], "it is under way"
     core.adapters.load(LoadAdapter("other", "g", "two", "/two"))
-    ((where, _),) = core.adapters.take_orders()
-    core.adapters.held(AdaptersHeld(core.replicas[where].epoch, order.order, [ONE]))
+    ((second, _),) = core.adapters.take_orders()
+    assert second != first, "each load goes to the worker with the fewest, those on their way among them"
+    core.adapters.held(AdaptersHeld(core.replicas[first].epoch, order.order, [ONE]))
     assert [answer.adapter for _, answer in core.adapters.take_answers()] == [ONE]
-    assert core.adapters.take_orders() == [], "it stays there, though another worker holds fewer now"
+    assert core.adapters.take_orders() == [], "it stays there"
+    core.lose_worker(second)
+    ((where, order),) = core.adapters.take_orders()
+    assert where == first and [adapter.path for adapter in order.adapters] == ["/one", "/two"]
     core.adapters.load(LoadAdapter("l", "g", "one", "/one"))
-    ((first, order),) = core.adapters.take_orders()
-    assert first != where, "the next load goes to that one"
-    core.lose_worker(where)
-    assert [order for name, order in core.adapters.take_orders() if name == first]
+    assert core.adapters.take_orders() == [], "its next order follows the answer to this one"
     core.lose_worker(first)
     core.add_worker("last", 9, able(num_held=4))
-    ((second, order),) = core.adapters.take_orders()
-    assert second == "last" and {adapter.path for adapter in order.adapters} == {"/one", "/two"}
-    core.adapters.held(AdaptersHeld(core.replicas[second].epoch, order.order, [ONE, TWO]))
+    ((where, order),) = core.adapters.take_orders()
+    assert where == "last" and {adapter.path for adapter in order.adapters} == {"/one", "/two"}
+    core.adapters.held(AdaptersHeld(core.replicas[where].epoch, order.order, [ONE, TWO]))
     assert {answer.adapter for _, answer in core.adapters.take_answers()} == {ONE, TWO}
-    core.lose_worker(second)
+    core.lose_worker(where)
     assert not core.adapters.has_orders, "it is over"
+
+
+def test_a_load_is_ordered_again_where_the_link_to_its_worker_begins_anew() -> None:
+    core = Scheduler(Policy())
+    core.add_worker("w0", 5, able())
+    core.adapters.load(LoadAdapter("l", "g", "one", "/one"))
+    orders, before = core.adapters.take_orders(), core.adapters.has_orders
+    core.lose_worker("w0")
+    core.add_worker("w0", 9, able())
+    assert (len(orders), before, core.adapters.has_orders) == (1, False, True)
+    ((_, order),) = core.adapters.take_orders()
+    assert order.epoch == 9 and [adapter.path for adapter in order.adapters] == ["/one"]
+    core.adapters.held(AdaptersHeld(9, order.order, [ONE]))
+    assert [answer.adapter for _, answer in core.adapters.take_answers()] == [ONE]
 
 
 def test_what_cannot_be_loaded_or_unloaded_is_refused_in_words() -> None:

@@ -172,6 +172,18 @@ def test_what_no_store_has_told_of_is_looked_for_in_a_backend() -> None:
     assert moves.wake_time is None and moves.stores.num_of("s") == 2
 
 
+def test_a_look_up_is_over_in_time_where_no_worker_is_left() -> None:
+    w = world(True)
+    moves = w.scheduler.moves
+    moves.join("s", can_look_up=True)
+    assert w.scheduler.replicas["w0"].moves.awaits([bytes([index]) * 16 for index in range(6)], [], 0)
+    assert moves.take_orders() and moves.wake_time is not None
+    w.lose("w0")
+    w.scheduler.clock.now += 1.0
+    moves.take_orders()
+    assert moves.wake_time is None
+
+
 @pytest.mark.parametrize("victim", ["w0", "w1"])
 def test_a_fetch_between_workers_is_over_when_one_of_them_is_gone(victim: str) -> None:
     w = world(True, True)

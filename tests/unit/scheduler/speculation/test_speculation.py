@@ -65,6 +65,22 @@ def test_never_more_drafts_than_tokens_that_can_still_come() -> None:
         assert sum(map(len, verified(world))) == max(0, max_tokens - 2)
 
 
+def test_no_draft_is_awaited_for_sequences_that_have_ended() -> None:
+    """Else the scheduler would be woken for it again and again."""
+    world = speculating()
+    world.add("r", [1, 2, 3], max_tokens=20)
+    assert world.plan("w0") is not None
+    world.answer("w0")
+    assert world.plan("w0") is None
+    awaited = world.scheduler.wake_time
+    world.abort("r")
+    assert world.plan("w0") is None
+    assert (awaited is not None, world.scheduler.wake_time) == (True, None)
+    world.add("next", [1, 2, 4], max_tokens=20)
+    world.run()
+    world.assert_outputs("next")
+
+
 def test_a_request_can_do_without() -> None:
     world = speculating(skill=1.0)
     world.add("with", [1, 2, 3], max_tokens=20)
