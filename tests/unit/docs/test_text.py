@@ -93,6 +93,10 @@ def check_script(command: Command, words: list[str]) -> None:
         check_pageant(command, ["quickstart", *words[1:]])
     elif OF_TOOLS.get(words[0]) == "pytest":
         check_files(command, words[1:])
+    elif "--" in words:  # before another script and its options
+        own, _, other = command.bare.partition(" -- ")
+        check_script(Command(command.document, own), words[: words.index("--")])
+        check_script(Command(command.document, f"scripts/{other}"), [f"scripts/{other.split()[0]}"])
     else:
         text = "".join(source.read_text(encoding="utf-8") for source in sources_of(script))
         for option in command.options:
