@@ -96,7 +96,8 @@ def check_script(command: Command, words: list[str]) -> None:
     elif "--" in words:  # before another script and its options
         own, _, other = command.bare.partition(" -- ")
         check_script(Command(command.document, own), words[: words.index("--")])
-        check_script(Command(command.document, f"scripts/{other}"), [f"scripts/{other.split()[0]}"])
+        if not (name := other.split()[0]).isupper():  # it stands for any
+            check_script(Command(command.document, f"scripts/{other}"), [f"scripts/{name}"])
     else:
         text = "".join(source.read_text(encoding="utf-8") for source in sources_of(script))
         for option in command.options:
