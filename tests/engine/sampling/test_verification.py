@@ -291,7 +291,7 @@ def three(*token_ids: int, probs: tuple[float, ...] = (0.5, 0.25, 0.25)) -> Draf
         ({"draft_token_ids": [-1, 5]}, f"draft token outside the vocabulary of {VOCAB}"),
         ({"draft_distributions": [certain(5)]}, "1 distributions.* for 2 draft tokens"),
         ({"draft_distributions": [certain(5), DraftDistribution(b"", b"")]}, "2 distributions.* for 2 draft tokens"),
-        ({"draft_distributions": [certain(5), three(6, 7)]}, "not one probability for each"),
+        ({"draft_distributions": [certain(5), three(6, 7)]}, "must have one probability for each"),
         ({"draft_distributions": [certain(5), three(6, 7, VOCAB)]}, f"outside the vocabulary of {VOCAB}"),
         ({"draft_distributions": [certain(5), three(6, 7, 8, probs=(0.5, 0.5, 0.5))]}, "do not sum to one"),
         ({"draft_distributions": [certain(5), three(6, 7, 8, probs=(1.5, -0.5, 0))]}, "do not sum to one"),
