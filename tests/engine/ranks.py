@@ -109,6 +109,7 @@ def _fork(settings: Settings, end: Callable[[], FollowingRank], has_windows: boo
         pid = os.fork()
     if pid:
         return ForkedRank(pid)
+    gc.freeze()  # nor may it take apart what earlier tests left: locks of their threads may be held for ever here
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
         own = end()
