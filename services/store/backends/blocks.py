@@ -9,9 +9,10 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
 from typing import TypeVar
 
@@ -29,7 +30,6 @@ REST_SECONDS = 10.0  # that a backend is asked nothing after it failed, or did n
 CLOSE_SECONDS = 5.0  # that the last blocks may take
 MAX_KNOWN = 1 << 20  # keys that are there, as far as is known; the newest
 MAX_LOOKUPS = 64  # that wait
-MAX_DROPS = 1 << 16
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class BackendBlocks:
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self._pending: OrderedDict[bytes, HeldBlock] = OrderedDict()
         self._pending_bytes = 0
-        self._to_drop: deque[bytes] = deque(maxlen=MAX_DROPS)
+        self._to_drop: dict[bytes, None] = {}  # keys that may still be there, and must not be found
         self._questions: queue.SimpleQueue[Question | None] = queue.SimpleQueue()
         self._is_closed = False
         self._closes_at = float("inf")
@@ -128,7 +128,7 @@ class BackendBlocks:
                 if key in self:
                     self._known.pop(key, None)
                     self._take_pending(key)
-                    self._to_drop.append(key)
+                    self._drop_later(key)
             self._condition.notify()
 
     def close(self) -> None:
@@ -189,10 +189,11 @@ class BackendBlocks:
             self.on_dropped(gone)
 
     def _looked_up(self, keys: list[bytes], answers: list[bool]) -> None:
-        found = [key for key, is_there in zip(keys, answers, strict=True) if is_there]
+        with self._condition:
+            found = [key for key, is_there in zip(keys, answers, strict=True) if is_there and key not in self._to_drop]
         for key in found:
             self._learn(key)
-        self.on_looked_up(found, [key for key, is_there in zip(keys, answers, strict=True) if not is_there])
+        self.on_looked_up(found, [key for key in keys if key not in found])
 
     def _learn(self, key: bytes) -> None:
         gone: list[bytes] = []
@@ -209,18 +210,28 @@ class BackendBlocks:
     def _write(self) -> None:
         while True:
             with self._condition:
-                while not (self._pending or self._to_drop or self._is_closed):
-                    self._condition.wait()
+                while not (self._pending or self._is_closed or (self._to_drop and not self._writing.is_resting)):
+                    self._condition.wait(REST_SECONDS if self._to_drop else None)
                 drops = list(self._to_drop)
-                self._to_drop.clear()
                 key, block = next(iter(self._pending.items()), (b"", None))
-            for name in drops:
-                self._writing.use(lambda backend, name=name: backend.drop(name.hex()))  # type: ignore[misc]
+            self._drop(drops)
             if block is not None and time.monotonic() < self._closes_at:
                 self._put(key, block)
             elif self._is_closed:
                 self._writing.close()
                 return
+
+    def _drop(self, keys: Iterable[bytes]) -> None:
+        """What cannot be dropped now, as the backend fails or rests, stays for later."""
+        for key in keys:
+            if self._writing.use(partial(_dropped, name=key.hex())) is None:
+                return
+            with self._condition:
+                self._to_drop.pop(key, None)
+
+    def _drop_later(self, key: bytes) -> None:
+        if len(self._to_drop) < MAX_KNOWN:
+            self._to_drop[key] = None
 
     def _put(self, key: bytes, block: HeldBlock) -> None:
         is_there = self._writing.use(lambda backend: backend.put(key.hex(), sealed(key, block)))
@@ -232,7 +243,7 @@ class BackendBlocks:
             if is_wanted:
                 self._take_pending(key)
             elif is_there:  # it was dropped meanwhile
-                self._to_drop.append(key)
+                self._drop_later(key)
             if not is_there:  # what waits beside it is not put either
                 gone = [key, *self._pending]
                 self._pending.clear()
@@ -251,6 +262,11 @@ class BackendBlocks:
         self.num_failed += 1
         if worth_a_line(self.num_failed):
             log.warning("backend_failed", reason=reason, num_failed=self.num_failed)
+
+
+def _dropped(backend: ValueStore, name: str) -> bool:
+    backend.drop(name)
+    return True
 
 
 class BackendConnection:

@@ -210,6 +210,24 @@ def test_what_is_dropped_is_dropped_there_too(opened: Opened, system: FakeSystem
     assert looked_up(arena, KEYS[:6]) == (set(KEYS[3:6]), set(KEYS[:3]))
 
 
+def test_what_cannot_be_dropped_at_once_is_dropped_later_and_not_found_meanwhile(
+    opened: Opened, system: FakeSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.store.backends.blocks.REST_SECONDS", 0.2)
+    arena = opened()
+    fill(arena, 6)
+    written(arena)
+    until(lambda: len(system.values) == 6)
+    system.is_there = False
+    tried = len(system.calls)
+    arena.drop(KEYS[:3])
+    until(lambda: len(system.calls) > tried)
+    assert len(system.values) == 6 and found(arena, 6) == 0
+    system.is_there = True
+    until(lambda: len(system.values) == 3)
+    assert sorted(system.values) == sorted(key.hex() for key in KEYS[3:6])
+
+
 def dropped_of(arena: BlockArena, count: int) -> set[bytes]:
     """What a store says to have dropped, once it says so of that many."""
     dropped: set[bytes] = set()
