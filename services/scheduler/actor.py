@@ -185,12 +185,11 @@ class SchedulerActor(Actor):
                 self.incidents.write(alarm.event)
 
     def before_flush(self) -> None:
-        self.core.clock.now = self.now  # what is due is due where no worker is there to plan for, too
         for instance, replica in self.core.replicas.items():
             while plan := self.core.schedule(instance, self.now):
                 self.send(self.membership.address_of(instance), plan)
                 self.steps.planned(replica, plan, self.now)
-        self.traffic.dispatch()
+        self.traffic.dispatch(self.now)
         self._speculate(self.now)
         for address, batch in self.core.outbound.take_batches().items():
             self.send(address, batch)

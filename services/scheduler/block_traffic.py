@@ -39,10 +39,10 @@ class BlockTraffic:
             self._leaving = here | {message.instance: message}
             self._core.handovers.leave(message.instance)
 
-    def dispatch(self) -> None:
+    def dispatch(self, now: float) -> None:
         """Behind the plans that were made."""
         if self._core.moves.are_possible:
-            for instance, order in self._core.moves.take_orders():
+            for instance, order in self._core.moves.take_orders(now):
                 if (addressed := self._membership.with_store(order)) is not None:
                     self._send(self._membership.address_of(instance), addressed)
         if self._leaving:

@@ -141,9 +141,13 @@ class BlockMoves:
         if replica.moves.open:
             self.num_failed_moves += replica.moves.expire()
 
-    def take_orders(self) -> list[tuple[str, AnyOrder]]:
-        """By worker or store, what to send there now, behind the plans that were made."""
-        self.stores.lookups.expire(self._clock.now)  # where no worker is left, nothing else does
+    def take_orders(self, now: float | None = None) -> list[tuple[str, AnyOrder]]:
+        """By worker or store, what to send there now, behind the plans that were made.
+
+        `now`: as the core has it; an argument, so that a recording has it where no worker is left to plan for.
+        """
+        self._clock.now = self._clock.now if now is None else now
+        self.stores.lookups.expire(self._clock.now)
         orders: list[tuple[str, AnyOrder]] = [(store, DropBlocks(store)) for store in self._to_drop]
         orders += ((order.store, order) for order in self.stores.lookups.take_orders())
         self._to_drop.clear()

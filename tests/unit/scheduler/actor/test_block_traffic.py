@@ -90,8 +90,8 @@ def test_one_that_may_leave_is_told_so_only_in_the_life_that_asked(
     monkeypatch.setattr(shell.actor.core.handovers, "take_released", lambda: ["w"])
     for epoch, num_told in ((1, 1), (2, 0)):
         traffic._leaving = {"w": Leaving("w", epoch), "other": Leaving("other", 1)}
-        traffic.dispatch()
+        traffic.dispatch(0.0)
         assert shell.taken(MayLeave) == [MayLeave("w", epoch)] * num_told
         assert list(traffic._leaving) == ["other"]
-    traffic.dispatch()
+    traffic.dispatch(0.0)
     assert not shell.taken(MayLeave), "it has not said that it leaves"
