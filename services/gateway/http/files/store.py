@@ -80,11 +80,11 @@ class FileStore:
         """Room for a new file, or RequestError where the tenant has too much."""
         folder = self._folder(tenant)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self._room(tenant) <= 0 or len(self._records(tenant).ids()) >= MAX_FILES:
-            for file_id in self._records(tenant).ids():
-                self._living(tenant, file_id)  # removes those whose time is over
-        room = self._room(tenant)
-        if len(self._records(tenant).ids()) >= MAX_FILES:
+        room, ids = self._room(tenant), self._records(tenant).ids()
+        if room <= 0 or len(ids) >= MAX_FILES:
+            living = [file_id for file_id in ids if self._living(tenant, file_id) is not None]  # removes the others
+            room, ids = self._room(tenant), living
+        if len(ids) >= MAX_FILES:
             raise _full(f"this tenant has {MAX_FILES} files, the most that there may be")
         if room <= 0:
             raise self._too_much()
