@@ -49,4 +49,5 @@ def copy_block(replica: Replica, builder: PlanBuilder, sequence: Sequence, sourc
     replica.grow(sequence, 1, *(1 for _ in replica.sliding))
     for pool, (theirs, own) in enumerate(zip(source.tables, sequence.tables, strict=True)):
         at = place - theirs.first
+        builder.hold(theirs.block_ids[at], pool)
         builder.copy(sequence, theirs.block_ids[at], theirs.generations[at], own.block_ids[-1], pool)

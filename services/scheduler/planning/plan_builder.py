@@ -27,7 +27,7 @@ class PlanBuilder:
         self.copies: dict[Sequence, list[BlockCopy]] = {}  # of each pool
         self._state_forks: dict[Sequence, int] = {}  # to the rows of others
         self._admitted: list[Sequence] = []
-        self._sources: list[int] = []  # of copies, held until the plan is made
+        self._sources: list[tuple[int, int]] = []  # pool and block of copies' sources, held until the plan is made
         self.clear()
 
     def clear(self) -> None:
@@ -39,9 +39,9 @@ class PlanBuilder:
         self.copies.clear()
         self._state_forks.clear()
         self._admitted.clear()
-        if self._sources:
-            self.replica.pool.release(self._sources)
-            self._sources = []
+        for pool, block in self._sources:
+            self.replica.pools[pool].release([block])
+        self._sources.clear()
 
     def schedule(
         self,
@@ -95,14 +95,15 @@ class PlanBuilder:
 
     def copy(self, sequence: Sequence, source: int, generation: int, destination: int, pool: int) -> None:
         """Have a sequence begin with the copies of one block of each pool; `generation` is that in which the source is
-        held."""
+        held (`hold`)."""
         assert len(self.copies.setdefault(sequence, [])) == pool
         self.copies[sequence].append((source, generation, destination))
 
-    def hold(self, block: int) -> None:
-        """Keep a block that no sequence may hold from being given out in this plan: it is to be copied."""
-        self.replica.pool.share([block])
-        self._sources.append(block)
+    def hold(self, block: int, pool: int = 0) -> None:
+        """Keep a block that is to be copied from being given out in this plan: no sequence may hold it, or the one that
+        does is preempted before the plan is made."""
+        self.replica.pools[pool].share([block])
+        self._sources.append((pool, block))
 
     def fork_state(self, sequence: Sequence, source: Sequence) -> None:
         """Have a sequence begin with the state of another, as it is before the step."""

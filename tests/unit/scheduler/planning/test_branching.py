@@ -8,6 +8,7 @@ from services.scheduler.planning.branching import branch_off
 from services.scheduler.planning.plan_builder import PlanBuilder
 from services.scheduler.state.policy import Policy
 from services.scheduler.state.sequence import Status
+from shared.messages import SlidingPool
 from tests.unit.scheduler.worlds.timed import Timed
 
 
@@ -42,3 +43,25 @@ def test_a_branch_begins_where_there_is_room(
     if branches:
         assert beam.num_computed_tokens == source.num_computed_tokens
         assert beam.block_ids[:2] == source.block_ids[:2] and len(beam.block_ids) == 2 + (num_over > 0)
+
+
+@pytest.mark.parametrize("windows", [[], [SlidingPool(8, 12)]])
+def test_what_a_branch_copies_is_not_given_out_while_the_plan_is_made(windows: list[SlidingPool]) -> None:
+    """Also where its source is preempted for another sequence of the same plan."""
+    policy = Policy(max_num_batched_tokens=64)
+    world = Timed(policy, max_num_seqs=2, sliding=windows)
+    replica = world.scheduler.replicas["w0"]
+    world.acknowledges = False
+    world.ask("source", list(range(2 * replica.block_size + 1)), max_tokens=20)
+    world.plan("w0")
+    world.ask("branch", list(range(20)), max_tokens=20)
+    (source,), (beam,) = replica.running, replica.waiting
+    builder = PlanBuilder(replica, policy, set())
+    assert branch_off(replica, builder, [(beam, source)], 0) == 1
+
+    copied = [table.block_ids[-1] for table in source.tables]
+    assert [pool_copied for pool_copied, _, _ in builder.copies[beam]] == copied
+    replica.preempt(source)
+    assert all(block not in pool.available for pool, block in zip(replica.pools, copied, strict=True))
+    builder.clear()
+    assert all(block in pool.available for pool, block in zip(replica.pools, copied, strict=True))

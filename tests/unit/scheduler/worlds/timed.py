@@ -17,7 +17,7 @@ STEP = 0.01  # seconds, as `World.answer` has it
 class Timed(World):
     """Keeps every latency that goes out with tokens, and when each request came."""
 
-    def __init__(self, policy: Policy | None = None, workers: int = 1, **limits: int) -> None:
+    def __init__(self, policy: Policy | None = None, workers: int = 1, **limits: Any) -> None:
         self.breakdowns: dict[tuple[str, int], list[LatencyBreakdown]] = {}
         self.arrivals: dict[str, float] = {}
         self.cached: dict[str, int] = {}  # prompt tokens of each request's first sequence
