@@ -319,10 +319,9 @@ class SchedulerActor(Actor):
         self.say_status()
 
     def _lose(self, member: Member, reason: str) -> None:
-        self.core.clock.now = self.now
         log.warning("lost", member=member.instance, reason=reason)
         self.membership.leave(member.instance, member.epoch)
-        self.core.lose_worker(member.instance)
+        self.core.lose_worker(member.instance, self.now)
         self._without(member)
 
     def _without(self, member: Member) -> None:

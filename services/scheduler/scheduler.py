@@ -264,7 +264,7 @@ class Scheduler:
             self.intake.limit()
             self._assignment.reassign(self._assignment.vacate(replica, self.clock.now))
 
-    def lose_worker(self, instance: str) -> None:
+    def lose_worker(self, instance: str, now: float | None = None) -> None:
         """A worker has died: its requests go on elsewhere.
 
         A request that kills workers is in flight at every death.  One that was in flight at two deaths without a token
@@ -272,6 +272,7 @@ class Scheduler:
         ends alone.  Two deaths identify none: a host may take two workers with it, and what ran on the one was perhaps
         just sent to the other.
         """
+        self.clock.now = self.clock.now if now is None else now
         if (replica := self.replicas.pop(instance, None)) is None:
             return
         self._forget(replica)
@@ -299,8 +300,7 @@ class Scheduler:
         replica = self.replicas[instance]
         self.clock.now = now
         self.handovers.advance(replica)
-        is_alone = replica.is_in_background or replica.adapters.is_loading or self.handovers.awaits_result(replica)
-        if len(replica.in_flight) >= (1 if is_alone else MAX_STEPS_IN_FLIGHT):
+        if len(replica.in_flight) >= MAX_STEPS_IN_FLIGHT or (replica.in_flight and self._waits_for_result(replica)):
             return None
         if self._drafting.awaits(replica, now):
             if not replica.in_flight:
@@ -311,6 +311,9 @@ class Scheduler:
         if plan is not None and self._drafting.speculations:
             self._drafting.planned(replica)
         return plan
+
+    def _waits_for_result(self, replica: Replica) -> bool:
+        return replica.is_in_background or replica.adapters.is_loading or self.handovers.awaits_result(replica)
 
     def apply(self, instance: str, result: StepResult, now: float = 0.0) -> bool:
         """Take a step's tokens in.  False where the result is of another life, or a repetition.  Raises StepLost where

@@ -68,6 +68,7 @@ class StepResultProcessor:
         if step.num_drafts:
             self._drafting.judge(step, result.num_sampled)
         sampled, vocab_size = result.sampled_token_ids, replica.capacity.vocab_size
+        num_given: dict[str, int] = {}  # tokens, by tenant
         offset = num_wasted = 0
         for sequence, count, num_samples in zip(step.sequences, result.num_sampled, asked, strict=True):
             if sequence.status is Status.FINISHED:
@@ -75,8 +76,12 @@ class StepResultProcessor:
             elif count < num_samples:
                 self._lack(sequence)
             else:
+                tenant = sequence.request.tenant
+                num_given[tenant] = num_given.get(tenant, 0) + count
                 self._give(sequence, sampled[offset : offset + count], candidates, vocab_size)
             offset += count
+        for tenant, count in num_given.items():
+            self._shares.charge_output(tenant, count)
         self._counters.num_output_tokens += offset - num_wasted
         if result.num_head_drafts:
             self._drafting.take_head_drafts(step, result)
@@ -91,7 +96,6 @@ class StepResultProcessor:
             return
         request = sequence.request
         sequence.num_pending -= 1
-        self._shares.charge_output(request.tenant, len(tokens))
         if request.search is not None:
             self._follow(sequence, request.search, candidates.get(sequence), vocab_size)
             return

@@ -114,6 +114,8 @@ class Visitors:
         lately: their prompts make long the steps for which the other has to wait."""
         replica, shares = self._replica, self._shares
         self._note_leavers()
+        if len(replica.num_rows) + len(self._left) < 2 and not replica.waiting:
+            return NONE_SLOW
         here = {*self._left, *replica.num_rows, *replica.waiting.tenants}
         if len(here) > 1:
             here = {tenant for tenant in here if not is_background(tenant)}
