@@ -26,6 +26,14 @@ def unavailable(reason: str) -> RequestError:
     return RequestError(reason, code=RejectCode.UNAVAILABLE)
 
 
+UNSENDABLE = (UnicodeEncodeError, OverflowError)  # what encoding a message raises: half surrogates, large numbers
+
+
+def unsendable(error: Exception) -> RequestError:
+    """A client's text or number passes no message."""
+    return RequestError(f"the request cannot be passed on: {error}")
+
+
 def details(error: RequestError) -> str:
     """The status's text: it begins with the field's name where there is one."""
     text = str(error) or error.code.value

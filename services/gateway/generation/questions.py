@@ -11,7 +11,7 @@ from services.gateway.access.limits import Admission, prompt_tokens
 from services.gateway.bus.bus import Bus
 from services.gateway.bus.calls import Calls, Question
 from services.gateway.bus.deployment import RosterView
-from services.gateway.bus.refusals import unavailable
+from services.gateway.bus.refusals import UNSENDABLE, unavailable, unsendable
 from services.gateway.generation.checks import MAX_TOKENS_PER_MESSAGE, packed_prompt
 from services.gateway.health.readiness import Readiness
 from shared.errors import RejectCode, RequestError
@@ -135,6 +135,9 @@ class Questions:
                 retry_after_ms=100,
             )
         call = self._calls.add(question, address)
-        if address:
-            self._bus.send_soon(address, question)
+        try:
+            if address:
+                self._bus.send_soon(address, question)
+        except UNSENDABLE as error:
+            self._calls.fail(question.request_id, unsendable(error))
         return await self._calls.wait(call, seconds)

@@ -165,6 +165,9 @@ class GenerationService:
         if not header.is_background:  # its times say nothing of those of others
             self.forecasts.of(header.tenant).opened(header.request_id, time.monotonic())
         self.recovery.dispatch(stream)
+        if stream.error is not None:
+            self._forget(stream)
+            raise stream.error
         self._bus.flush()  # at once: its first token waits for nothing else
         return stream
 

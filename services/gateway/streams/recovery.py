@@ -10,7 +10,7 @@ import msgspec
 from services.gateway.bus.bus import Bus
 from services.gateway.bus.calls import Calls, PendingCall
 from services.gateway.bus.deployment import RosterView
-from services.gateway.bus.refusals import unavailable
+from services.gateway.bus.refusals import UNSENDABLE, unavailable, unsendable
 from services.gateway.streams.journal import StreamJournal
 from services.gateway.streams.stream import Stream
 from shared.errors import RequestError
@@ -54,7 +54,8 @@ class StreamRecovery:
         return [stream for stream, _ in self._paused.values() if not stream.ended]
 
     def dispatch(self, stream: Stream) -> None:
-        """Send a stream's request, if every service that it needs is there; else pause the stream."""
+        """Send a stream's request, if every service that it needs is there; else pause the stream.  One that no message
+        can hold ends."""
         stream.tokenizer = self._deployment.tokenizer(stream.header.request_id)
         if self._deployment.absent_for(stream.fingerprint):
             self.pause(stream)
@@ -64,7 +65,10 @@ class StreamRecovery:
         if stream.latency is not None:
             request = msgspec.structs.replace(request, latency=stream.latency.sent())
         receiver = self._bus.scheduler if isinstance(request, AttachRequest) else stream.tokenizer
-        self._bus.send(receiver, request)
+        try:
+            self._bus.send(receiver, request)
+        except UNSENDABLE as error:
+            stream.fail(unsendable(error))
 
     def forget(self, stream: Stream) -> None:
         """The stream has ended, or its client has gone."""
@@ -115,8 +119,12 @@ class StreamRecovery:
 
     def _ask_again(self, call: PendingCall) -> None:
         call.address = self._deployment.tokenizer(call.question.request_id)
-        if call.address:
+        if not call.address:
+            return
+        try:
             self._bus.send(call.address, call.question)
+        except UNSENDABLE as error:
+            self._calls.fail(call.question.request_id, unsendable(error))
 
     # -- a service has come, or time has passed
 

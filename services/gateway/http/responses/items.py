@@ -64,12 +64,12 @@ def _thought(item: InputItem, field: str) -> str:
 def sealed(text: str) -> str:
     """Reasoning for a client that keeps its conversation itself: encoded, so that it comes back as it was.  It is no
     secret from that client, which has the same text beside it."""
-    return urlsafe_b64encode(text.encode("utf-8", "surrogatepass")).decode()
+    return urlsafe_b64encode(text.encode("utf-8", "replace")).decode()
 
 
 def unsealed(text: str, field: str) -> str:
     try:
-        return urlsafe_b64decode(text.encode()).decode("utf-8", "surrogatepass")
+        return urlsafe_b64decode(text.encode()).decode()  # half a surrogate pair is no text to the other services
     except (binascii.Error, ValueError):
         raise field_error(field, "was not made by this server") from None
 
