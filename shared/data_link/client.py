@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from shared.data_link.addresses import connected
-from shared.data_link.copying import copy_into
+from shared.data_link.copying import Copy, copy_into
 from shared.data_link.frames import (
     CHALLENGE_BYTES,
     DONE,
@@ -45,9 +45,11 @@ class CorruptBlockError(ProtocolError):
 class DataLinks:
     """Connections to stores, each made when it is first wanted and kept; one that fails is closed."""
 
-    def __init__(self, directory: Path, seconds: float = SECONDS) -> None:
-        """`directory`: the deployment's own; only sockets in it are connected to."""
+    def __init__(self, directory: Path, seconds: float = SECONDS, copy: Copy | None = None) -> None:
+        """`directory`: the deployment's own; only sockets in it are connected to.  `copy`: how blocks leave the memory
+        that both sides map, with their checksums; a way of this package's own where there is none."""
         self._directory = directory
+        self._copy = copy or copy_checked
         self._seconds = seconds
         self._links: dict[str, tuple[socket.socket, Window | None]] = {}
 
@@ -121,11 +123,12 @@ class DataLinks:
                     places(len(some)), checksums, itertools.count(0, block_bytes), strict=False
                 ):
                     if slot is not None:
-                        copy_into(place, slot[start : start + block_bytes])
+                        found = self._copy(place, slot[start : start + block_bytes])
                     else:
                         wait()
                         receive_into(link, place)
-                    if checksum(place) != wanted:  # at once: it is in the processor's cache
+                        found = checksum(place)  # at once: it is in the processor's cache
+                    if found != wanted:
                         raise CorruptBlockError("a block has other bytes than its checksum says")
                 if slot is not None and count == len(some):
                     link.sendall(DONE)
@@ -176,3 +179,9 @@ class DataLinks:
                 raise
             self._links[address] = link, window
         return self._links[address]
+
+
+def copy_checked(place: memoryview, source: memoryview) -> int:
+    """Fill a place with as many bytes; returns their checksum."""
+    copy_into(place, source)
+    return checksum(place)

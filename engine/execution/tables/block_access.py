@@ -16,6 +16,7 @@ import torch
 
 from engine.execution.tables.block_fence import PoolFence
 from engine.modeling.kv_pool import KVPool
+from kernels.cpu.binding.loading import checked_copy
 from shared.data_link.frames import SPACE_BYTES
 from shared.messages.fingerprint import TEXT_PARTS, Fingerprint
 
@@ -23,13 +24,17 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class BlockAccess:
-    """The blocks of a worker's only pool, on a CPU.  A block's bytes are those of all tensors, one after the other."""
+    """The blocks of a worker's only pool, on a CPU.  A block's bytes are those of all tensors, one after the other.
+
+    `copy`: how bytes on their way to them are copied and checked; None: there is no better way than the usual.
+    """
 
     def __init__(self, pool: KVPool, fence: PoolFence, fingerprint: Fingerprint) -> None:
         self._fence = fence
         self._views = [_as_bytes(tensor) for tensor in pool.tensors]
         self.block_bytes = sum(view.shape[1] for view in self._views)
         self.space = space_of(pool, fingerprint)
+        self.copy = checked_copy()
 
     def read(self, blocks: Sequence[int], generations: Sequence[int]) -> Bytes:  # [number that agree, block_bytes]
         """The first of these blocks, up to one that is in another generation.  Another thread than that of steps may

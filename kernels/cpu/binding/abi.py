@@ -6,7 +6,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
 from typing import Any
 
-VERSION = 22  # PG_ABI
+VERSION = 23  # PG_ABI
 
 RMS_NORM, LAYER_NORM = range(2)  # PgNormKind
 SILU, GELU_TANH, CLAMPED_SWIGLU = range(3)  # PgActivation
@@ -279,6 +279,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "pg_peak": (c_int64, [c_int32, c_int64]),
     "pg_read": (c_int64, [_ADDRESS, c_int64]),
     "pg_digest": (None, [_ADDRESS, c_int64, c_int64, _ADDRESS]),
+    "pg_copy_checked": (c_int64, [_ADDRESS, _ADDRESS, c_int64]),
     "pg_key_bytes": (c_int64, _KV),
     "pg_value_bytes": (c_int64, _KV),
     "pg_forward": (None, [_MODEL, _STEP, _ADDRESS]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -27,7 +29,12 @@ def address_of_sums(sums: Sums, count: int = 1) -> int:
     """Where C adds to the sums of so many tensors' rows.  Raises ValueError unless they have room for just that."""
     if sums.dtype != np.uint64 or sums.shape != (count, digest.WORDS) or not sums.flags.c_contiguous:
         raise ValueError(f"sums are {sums.dtype} {sums.shape}, expected {digest.WORDS} of uint64 for each of {count}")
-    return int(sums.__array_interface__["data"][0])  # sums.ctypes would import a module
+    return address_of(sums)
+
+
+def address_of(array: NDArray[Any]) -> int:
+    """Of its first element."""
+    return int(array.__array_interface__["data"][0])  # array.ctypes would import a module
 
 
 def check(tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:

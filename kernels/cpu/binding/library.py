@@ -6,6 +6,9 @@ import ctypes
 import threading
 from typing import Any
 
+import numpy as np
+
+from kernels.cpu.binding.contents import address_of
 from kernels.cpu.binding.queued import CallFlag
 
 
@@ -40,6 +43,18 @@ class Library:
     def fast_bfloat16(self) -> bool:
         """Whether it multiplies bfloat16 faster than float32."""
         return "bf16" in self.target
+
+    @property
+    def copies_checked(self) -> bool:
+        """Whether this processor has the instructions of `copy_checked`."""
+        return bool(self._functions.pg_copy_checked(None, None, 0) == 0)
+
+    def copy_checked(self, place: memoryview, source: memoryview) -> int:
+        """Fill `place` with as many bytes of `source`; returns their CRC-32.  In any thread, beside a step."""
+        if len(source) != len(place):
+            raise ValueError(f"{len(source)} bytes for a place of {len(place)}")
+        to, origin = np.frombuffer(place, np.uint8), np.frombuffer(source, np.uint8)
+        return int(self._functions.pg_copy_checked(address_of(to), address_of(origin), len(place)))
 
     def set_threads(self, count: int, *, pin: bool) -> None:
         """`pin`: the team's threads keep to one core each; the caller's own is left alone."""

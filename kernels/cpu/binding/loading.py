@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -29,6 +29,12 @@ def load_compiled() -> Native | None:
             return load_file(path)
     except (BuildError, NativeUnavailable):
         return None
+
+
+def checked_copy() -> Callable[[memoryview, memoryview], int] | None:
+    """`Library.copy_checked`, where the library is there already and this processor has the instructions."""
+    native = load_compiled()
+    return native.copy_checked if native is not None and native.copies_checked else None
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -39,6 +40,7 @@ def first_difference(native: Native) -> str:
     checks |= {f"attention over {dtype}": lambda dtype=dtype: check_attention(native, dtype) for dtype in KV_FORMATS}  # type: ignore[misc]
     checks["linear attention"] = lambda: check_linear_attention(native)
     checks["digest"] = lambda: check_digest(native)
+    checks["copy with a checksum"] = lambda: check_copy(native)
     checks["truncation"] = lambda: check_truncation(native)
     return next((name for name, check in checks.items() if not check()), "")
 
@@ -142,6 +144,13 @@ def check_linear_attention(native: Native) -> bool:
 def check_digest(native: Native) -> bool:
     rows = np.arange(300 * 615, dtype=np.uint32).astype(np.uint8).reshape(300, 615)
     return np.array_equal(native.row_sums(rows), digest.row_sums(rows))
+
+
+def check_copy(native: Native) -> bool:
+    """Where the processor has the instructions."""
+    source = bytes(range(251)) * 4
+    place = memoryview(bytearray(len(source)))
+    return not native.copies_checked or (native.copy_checked(place, memoryview(source)) == crc32(source) == crc32(place))
 
 
 def check_truncation(native: Native) -> bool:

@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-#define PG_ABI 22
+#define PG_ABI 23
 #define PG_DIGEST_WORDS 4  // kernels/ops/digest.py
 
 // PG_I4 and PG_U4 are of weights alone: 4 bits, with scales of groups; PG_I4's are float16, and its zeros 8.
@@ -364,6 +364,9 @@ void pg_route(const PgModel *model, const PgLayer *layer, const float *x, int64_
 
 // What tells one content of n rows from another is added to sums [PG_DIGEST_WORDS], zero before.
 void pg_digest(const void *rows, int64_t n, int64_t bytes, uint64_t *sums);
+// Copies bytes; returns their CRC-32, or -1 where the processor lacks its instructions, and nothing is copied.  It may be
+// called from any thread, beside a step, and places need no alignment.
+int64_t pg_copy_checked(void *to, const void *from, int64_t bytes);
 
 // Sampling over logits [m, vocab]: the best of value + Gumbel noise among the tokens above `cut`, and of those equal
 // to it the ones with ids up to `last_tied` (kernels/ops/sampling/gumbel_argmax.py).

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from kernels.cpu.binding.loading import checked_copy
 from scripts.bench.common.report import Result
 from shared.data_link.addresses import ENDING, TCP, UNIX, listening_at, listening_at_port, prepare
 from shared.data_link.client import DataLinks
@@ -78,7 +79,7 @@ def measure() -> list[Result]:
         process.start()
         theirs.close()
         tcp_port, bare_port = ours.recv()
-        links, bare = DataLinks(Path(folder)), socket.create_connection((HOST, bare_port))
+        links, bare = DataLinks(Path(folder), copy=checked_copy()), socket.create_connection((HOST, bare_port))
         prepare(bare)
 
         def copy() -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from services.worker.blocks.served import ReadableBlocks, ServedBlocks
+from shared.data_link.copying import Copy
 from shared.messages import BlocksMoved, FetchBlocks, OfferBlocks, ServeBlocks
 
 MoveOrder = OfferBlocks | FetchBlocks | ServeBlocks
@@ -18,6 +19,8 @@ MoveOrder = OfferBlocks | FetchBlocks | ServeBlocks
 
 class MovableBlocks(ReadableBlocks, Protocol):
     """`engine.execution.tables.block_access.BlockAccess`, for a worker that has a pool."""
+
+    copy: Copy | None  # of bytes on their way to them; None: the usual one
 
     def claim(self, blocks: Sequence[int], generations: Sequence[int]) -> int: ...
 

@@ -47,7 +47,7 @@ class BlockMover:
         """`arrived` is called in a thread of the mover, with blocks for the step thread."""
         self._blocks = blocks
         self._arrived = arrived
-        self._outward, self._inward = DataLinks(directory), DataLinks(directory)
+        self._outward, self._inward = (DataLinks(directory, copy=blocks.copy) for _ in range(2))
         self._offers: queue.SimpleQueue[tuple[OfferBlocks, Bytes] | None] = queue.SimpleQueue()
         self._fetches: queue.SimpleQueue[tuple[FetchBlocks, int] | None] = queue.SimpleQueue()
         self._num_failed = 0

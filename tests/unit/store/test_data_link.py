@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from zlib import crc32
 
 import msgspec
 import pytest
@@ -78,6 +79,30 @@ def test_a_block_that_changed_is_found(
         links.get(address, SECRET, SPACE, NAMES, places(4))
     monkeypatch.setattr(client, "checksum", lambda block: 1)  # as if the way to the store had changed them
     assert links.put(address, SECRET, SPACE, NAMES, BLOCKS) == 0
+
+
+def test_blocks_that_pass_through_memory_are_copied_and_checked_as_the_caller_wants(
+    served: tuple[str, BlockArena, DataLinks], tmp_path: Path
+) -> None:
+    address, _, links = served
+    links.put(address, SECRET, SPACE, NAMES, BLOCKS)
+    sums: list[int] = []
+
+    def copy(place: memoryview, source: memoryview) -> int:
+        place[:] = source
+        sums.append(crc32(source) if len(sums) < 2 else 0)
+        return sums[-1]
+
+    found, own = places(4), DataLinks(tmp_path, copy=copy)
+    if own._connection(address, SECRET)[1] is None:  # through a socket: nothing is copied
+        assert own.get(address, SECRET, SPACE, NAMES, found) == 4
+        assert not sums
+    else:
+        with pytest.raises(CorruptBlockError):
+            own.get(address, SECRET, SPACE, NAMES, found)
+        assert len(sums) == 3
+        assert [bytes(place) for place in found[:2]] == BLOCKS[:2]
+    own.close()
 
 
 def test_a_stranger_is_not_let_in(served: tuple[str, BlockArena, DataLinks]) -> None:

@@ -16,6 +16,7 @@ from engine.execution.tables.block_fence import BlockFence
 from engine.execution.tables.row_states import Ints, RowStates
 from services.worker.blocks.block_desk import Arrived, BlockDesk
 from services.worker.plans.plan_sequencer import PlanSequencer, Work
+from shared.data_link.copying import Copy
 from shared.messages import (
     AdmittedSequence,
     BlocksMoved,
@@ -109,6 +110,8 @@ class FakeBlocks:
     """Blocks of a fake worker's first pool, as `engine.execution.tables.block_access.BlockAccess` has those of a
     real one.
     """
+
+    copy: Copy | None = None
 
     def __init__(self, worker: FakeWorker) -> None:
         self.space, self.block_bytes = worker.capacity.block_space, worker.capacity.block_bytes
