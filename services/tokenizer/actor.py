@@ -65,6 +65,43 @@ RESUMED_ALLOWANCE = 30.0  # times the usual that a stream under way may wait for
 PIECES_AT_ONCE = 4096  # tokens that are looked up until others have their turn
 
 
+class Job:
+    """A request that is prepared in the background."""
+
+    def __init__(self, request: TokenizeRequest | Question) -> None:
+        self.request = request
+
+    @property
+    def request_id(self) -> str:
+        return self.request.header.request_id if isinstance(self.request, TokenizeRequest) else self.request.request_id
+
+    @property
+    def gateway(self) -> str:
+        return self.request.header.gateway if isinstance(self.request, TokenizeRequest) else self.request.gateway
+
+    @property
+    def generation(self) -> TokenizeRequest:
+        assert isinstance(self.request, TokenizeRequest)
+        return self.request
+
+    def takes(self, again: TokenizeRequest) -> bool:
+        """Whether this work serves a request that is sent again too: a gateway does that after some seconds of silence.
+        Then the later one is used, which may know of output; beginning anew would take as long again, and again.
+
+        No scheduler has had it from here, so it passes the limits of the queue yet, whatever the gateway supposes.
+        """
+        first = self.request
+        if not isinstance(first, TokenizeRequest) or _work_of(first) != _work_of(again):
+            return False
+        has_output = any(again.sent_token_ids) or any(again.sent_finished)
+        self.request = msgspec.structs.replace(again, is_resumed=again.is_resumed and (first.is_resumed or has_output))
+        return True
+
+
+def _work_of(request: TokenizeRequest) -> tuple[object, ...]:
+    return request.text, request.chat, request.chat_options, request.token_ids, request.params
+
+
 class TokenizerActor(MemberActor):
     """Stateless but for what is being rendered or tokenized in the background.
 
@@ -99,7 +136,7 @@ class TokenizerActor(MemberActor):
         self.lane = Lane(settings.gateway.num_tokenizer_threads, "long-texts")
         self.decodings = Lane(1, "long-decodings")
         self.encoders = EncoderPool(tokenizer.tokenizer.to_str())
-        self.pending: dict[str, object] = {}  # requests in the background that have not been aborted
+        self.pending: dict[str, Job] = {}  # by request id; those in the background that have not been aborted
         self._idle = asyncio.Event()
 
     def handlers(self) -> Handlers:
@@ -125,42 +162,35 @@ class TokenizerActor(MemberActor):
         if request.latency is not None:  # the hop to this service is booked
             latency, _ = arrived(request.latency, Phase.TO_TOKENIZER, now=time.time(), busy_since=self.busy_since)
             request = msgspec.structs.replace(request, latency=latency)
-        header, started = request.header, time.monotonic()
-        with self._contained(header.request_id, header.gateway, header.trace_id):
+        header, started, job = request.header, time.monotonic(), Job(request)
+        with self._contained(job, header.trace_id):
             if not self.scheduler_is_live:
                 raise RequestError("no scheduler is live", code=RejectCode.UNAVAILABLE)
             self.rules.check(request, max_input_length=self.max_input_length, now=steady_time())
+            if (pending := self.pending.pop(header.request_id, None)) is not None and pending.takes(request):
+                self.pending[header.request_id] = pending
+                return
             if (grammar := request.params.grammar) is not None:
-                self._later(
-                    header.request_id,
-                    header.gateway,
-                    lambda: self._compiled(request, grammar),
-                    lambda ready: self._admit(*ready, started),
-                )
+                self._later(job, lambda: self._compiled(request, grammar), partial(self._admit_compiled, job, started))
             elif request.token_ids is not None:
                 self._admit(request, request.token_ids, started)
             elif request.text is not None and len(request.text) <= LONG_TEXT:
                 self._admit(request, pack_prompt(self.tokenizer.encode(request.text)), started)
             else:
                 self._later(
-                    header.request_id,
-                    header.gateway,
+                    job,
                     lambda: self._prompt(request, adds_special_tokens=True),
-                    lambda token_ids: self._admit(request, pack_prompt(token_ids), started),
+                    lambda token_ids: self._admit(job.generation, pack_prompt(token_ids), started),
                 )
 
     def handle_question(self, question: Question) -> None:
-        with self._contained(question.request_id, question.gateway):
+        job = Job(question)
+        with self._contained(job):
             if isinstance(question, EncodeRequest):
                 self.rules.check_encode(question)
             elif not isinstance(question, DescribeRequest):
                 self.rules.check_size(len(question.token_ids), "token_ids")
-            self._later(
-                question.request_id,
-                question.gateway,
-                lambda: self._answer(question),
-                partial(self.send, question.gateway),
-            )
+            self._later(job, lambda: self._answer(question), partial(self.send, question.gateway))
 
     def handle_abort(self, message: AbortRequest) -> None:
         # A rendering under way is let finish, within its time limit, as a child costs more than its answer.
@@ -234,8 +264,8 @@ class TokenizerActor(MemberActor):
             await asyncio.sleep(0)
         return pieces
 
-    async def _compiled(self, request: TokenizeRequest, grammar: Grammar) -> tuple[TokenizeRequest, bytes]:
-        """The request with its grammar as workers read it, and its prompt.
+    async def _compiled(self, request: TokenizeRequest, grammar: Grammar) -> tuple[Grammar, bytes]:
+        """The request's grammar as workers read it, and its prompt.
 
         The grammar is waited for until the request's deadline, where that comes first.
         """
@@ -251,25 +281,30 @@ class TokenizerActor(MemberActor):
         prompt = request.token_ids
         if prompt is None:
             prompt = pack_prompt(await self._prompt(request, adds_special_tokens=True))
-        return msgspec.structs.replace(request, params=msgspec.structs.replace(request.params, grammar=grammar)), prompt
+        return grammar, prompt
 
-    def _later(self, request_id: str, gateway: str, work: Callable[[], Awaitable[T]], use: Callable[[T], None]) -> None:
+    def _admit_compiled(self, job: Job, started: float, ready: tuple[Grammar, bytes]) -> None:
+        (grammar, prompt), request = ready, job.generation
+        params = msgspec.structs.replace(request.params, grammar=grammar)
+        self._admit(msgspec.structs.replace(request, params=params), prompt, started)
+
+    def _later(self, job: Job, work: Callable[[], Awaitable[T]], use: Callable[[T], None]) -> None:
         """Do `work` in the background, then `use` its outcome unless the request was aborted or sent anew meanwhile."""
-        ticket = object()
+        request_id = job.request_id
 
         async def run() -> None:
-            with self._contained(request_id, gateway):
+            with self._contained(job):
                 outcome = await work()
-                if self.pending.get(request_id) is ticket:
+                if self.pending.get(request_id) is job:
                     use(outcome)
-            if self.pending.get(request_id) is ticket:
+            if self.pending.get(request_id) is job:
                 del self.pending[request_id]
             if not self.pending:
                 self._idle.set()
             self.outbox.flush()
             self._catch_up()
 
-        self.pending[request_id] = ticket
+        self.pending[request_id] = job
         self._idle.clear()
         self.spawn(run())
 
@@ -292,18 +327,19 @@ class TokenizerActor(MemberActor):
             )
 
     @contextlib.contextmanager
-    def _contained(self, request_id: str, gateway: str, trace_id: str = "") -> Iterator[None]:
+    def _contained(self, job: Job, trace_id: str = "") -> Iterator[None]:
         """Whatever goes wrong within ends this one request, and nothing else."""
         try:
             yield
         except RequestError as error:
             rejection = RequestRejected(
-                request_id, error.code, str(error), error.field, error.retry_after_ms, error.reason
+                job.request_id, error.code, str(error), error.field, error.retry_after_ms, error.reason
             )
-            self.send(gateway, rejection)
+            self.send(job.gateway, rejection)
         except Exception:
-            log.exception("request_failed", request_id=request_id, trace_id=trace_id)
-            self.send(gateway, RequestRejected(request_id, RejectCode.INTERNAL, "the request could not be tokenized"))
+            log.exception("request_failed", request_id=job.request_id, trace_id=trace_id)
+            text = "the request could not be tokenized"
+            self.send(job.gateway, RequestRejected(job.request_id, RejectCode.INTERNAL, text))
 
     # -- life
 

@@ -58,7 +58,7 @@ def _template_call(call: ToolCall) -> dict[str, Any]:
     """Templates write arguments with `tojson`, so they get the object; what is none stays the text that it was."""
     try:
         arguments: Any = msgspec.json.decode(call.arguments, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
+    except (msgspec.DecodeError, ValueError, RecursionError):
         arguments = call.arguments
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
@@ -77,7 +77,7 @@ def _decoded(text: str, kind: Any, field: str) -> Any:
         return None
     try:
         value = msgspec.json.decode(text, type=kind)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise RequestError(f"{field} is not the JSON that it should be: {error}", field=field) from None
     if isinstance(value, list) and len(value) > MAX_TOOLS:
         raise RequestError(f"{field} has {len(value)} entries, more than {MAX_TOOLS}", field=field)

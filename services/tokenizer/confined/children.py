@@ -16,7 +16,7 @@ from typing import ClassVar, Generic, TypeVar
 import msgspec
 import structlog
 
-from services.tokenizer.confined.frames import PREFIX, to_frame
+from services.tokenizer.confined.frames import PREFIX, UNSENDABLE, to_frame
 from shared.errors import FatalError, RejectCode, RequestError
 from shared.processes.idle_time import LEAST_URGENT, confine_to_idle_time
 from shared.processes.proc import own_seconds, stat, wants_to_run
@@ -81,7 +81,7 @@ class ChildPool(Generic[T]):
         self._resting: dict[Process, asyncio.TimerHandle] = {}
         self._setup = to_frame(setup)
         self._probe = probe
-        self._answers = msgspec.msgpack.Decoder(answers)
+        self._answers = msgspec.json.Decoder(answers)
         self._max_answer_bytes = max_answer_bytes
         self._num_children = num_children
         self._idle: asyncio.Queue[Process] = asyncio.Queue()  # each taker gives it work or puts it back
@@ -150,10 +150,15 @@ class ChildPool(Generic[T]):
 
     async def work(self, child: Process, job: msgspec.Struct, seconds: float, longest: float = LONGEST) -> T:
         """Its answer to a job, within so many seconds, `longest` times as many where it is kept waiting."""
+        try:
+            frame = to_frame(job)
+        except UNSENDABLE as error:  # the child has seen nothing of it
+            self.release(child)
+            raise self.refusal(f"cannot be read: {error}") from None
         answer, begun = None, stat(child.pid)
         try:
             async with awake(seconds, lambda: _is_kept_waiting(child, begun, self.least_seconds), longest):
-                answer = await self._exchange(child, job)
+                answer = await self._exchange(child, frame)
         except TimeoutError:
             raise LateChildError(_spent(begun, stat(child.pid))) from None
         except (OSError, asyncio.IncompleteReadError, msgspec.DecodeError):
@@ -180,9 +185,9 @@ class ChildPool(Generic[T]):
         del self._resting[child]
         self._idle.put_nowait(child)
 
-    async def _exchange(self, child: Process, job: msgspec.Struct) -> T:
+    async def _exchange(self, child: Process, frame: bytes) -> T:
         assert child.stdin is not None and child.stdout is not None  # both are pipes
-        child.stdin.write(to_frame(job))
+        child.stdin.write(frame)
         await child.stdin.drain()
         (size,) = PREFIX.unpack(await child.stdout.readexactly(PREFIX.size))
         if size > self._max_answer_bytes:
@@ -245,7 +250,7 @@ class ChildPool(Generic[T]):
         child.stdin.write(self._setup)
         begun = stat(child.pid)
         async with awake(START_TIMEOUT, lambda: _is_kept_waiting(child, begun, START_SECONDS)):
-            await self._exchange(child, self._probe)
+            await self._exchange(child, to_frame(self._probe))
 
     async def _reap(self, child: Process) -> None:
         """Kill a child whose output is not read any more."""

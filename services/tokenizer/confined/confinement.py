@@ -34,10 +34,10 @@ def serve(setup: type[S], job: type[J], prepare: Callable[[S], Callable[[J], msg
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     if (frame := read_frame(requests)) is None:
         return
-    given = msgspec.msgpack.decode(frame, type=setup)
+    given = msgspec.json.decode(frame, type=setup)
     answer = prepare(given)
     confine(given.max_memory)
-    jobs = msgspec.msgpack.Decoder(job)
+    jobs = msgspec.json.Decoder(job)
     while (frame := read_frame(requests)) is not None:
         limit_cpu(given.max_cpu_seconds)
         answers.write(to_frame(answer(jobs.decode(frame))))

@@ -1,4 +1,7 @@
-"""The messages between a tokenizer and its children: length-prefixed msgpack over pipes."""
+"""The messages between a tokenizer and its children: length-prefixed JSON over pipes.
+
+Clients' own JSON is part of them, with integers of any size, which MessagePack does not have.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,11 @@ class Encoded(msgspec.Struct, frozen=True):
     error: str = ""
 
 
+# What `to_frame` raises: for half surrogates and for integers of more digits than Python writes, and for deep values.
+UNSENDABLE = (ValueError, RecursionError)
+
+
 def to_frame(content: msgspec.Struct) -> bytes:
-    """Bytes with their length in front."""
-    data = msgspec.msgpack.encode(content)
+    """Bytes with their length in front.  Raises UNSENDABLE."""
+    data = msgspec.json.encode(content)
     return PREFIX.pack(len(data)) + data

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,6 +23,7 @@ from shared.messages import (
     EncodeResult,
     Roster,
     TokenizeRequest,
+    ToolCall,
 )
 from shared.packing import pack_tokens, unpack_tokens
 from shared.requests.sampling import SamplingParams
@@ -231,3 +233,44 @@ async def test_draining_does_not_outlast_its_deadline() -> None:
         async with asyncio.timeout(20):
             while b.actor.inbox.address in b.network.inboxes:
                 await asyncio.sleep(0.02)
+
+
+async def test_a_request_that_is_sent_again_meanwhile_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway that hears nothing supposes that it was lost; what it knows of output is used."""
+    async with bench(TEMPLATE) as b:
+        assert b.pool is not None
+        rendered, render = [], b.pool.render
+
+        async def noted(*arguments: Any) -> str:
+            rendered.append(arguments)
+            return await render(*arguments)
+
+        monkeypatch.setattr(b.pool, "render", noted)
+        b.send(chat("Hello"), msgspec.structs.replace(chat("Hello"), is_resumed=True))
+        assert not (await b.added()).is_resumed, "no scheduler has had it"
+        with_output = msgspec.structs.replace(
+            chat("Hello", request_id="s"), is_resumed=True, sent_token_ids=[pack_tokens([7])], sent_finished=[False]
+        )
+        b.send(chat("Hello", request_id="s"), with_output)
+        added = await b.added()
+        assert added.is_resumed and added.sent_token_ids == [pack_tokens([7])]
+        b.send(chat("Hello", request_id="t"), text("Hello there", request_id="t"))
+        assert len(unpack_tokens((await b.added()).prompt_token_ids)) == 3, "another prompt is another request"
+        assert len(rendered) == 3
+
+
+async def test_a_prompt_with_a_large_integer_costs_no_child() -> None:
+    async with bench("{{ messages[0].tool_calls[0].function.arguments | tojson }}") as b:
+        large = '{"wei": 2' + "0" * 22 + "}"
+        longest = '{"wei": 2' + "0" * 5000 + "}"  # of more digits than Python reads
+        for request_id, arguments in (("a", large), ("b", longest)):
+            call = ToolCall("c", "pay", arguments)
+            message = ChatMessage("assistant", "", tool_calls=[call])
+            b.send(TokenizeRequest(header(request_id), SamplingParams(), chat=[message]))
+            if request_id == "a":
+                prompt = unpack_tokens((await b.added()).prompt_token_ids)
+                assert b.model.decode(prompt, skip_special_tokens=False) == large
+            else:
+                (rejection,) = await b.next(b.gateway)
+                assert rejection.code is RejectCode.INVALID_ARGUMENT
+        assert b.pool is not None and not b.pool.num_killed
