@@ -10,12 +10,13 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from services.gateway.http.errors.failures import error_body
+from services.gateway.http.errors.failures import abort, error_body
 from shared.errors import RequestError
 
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
+LAST_SECONDS = 5.0  # in which a client reads how its stream failed
 EVENT_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -24,7 +25,11 @@ EVENT_HEADERS = {
 
 
 class ClientGoneError(Exception):
-    """The client reads the answer no longer."""
+    """The client has closed the connection."""
+
+
+class UnreadError(Exception):
+    """The client does not read how the answer ends."""
 
 
 class Events:
@@ -57,7 +62,8 @@ def failure_event(error: RequestError, scope: Scope) -> bytes:
 
 
 class EventResponse(Response):
-    """Runs `work`, which writes events.  An error after the first one is an event too, which `fail` makes."""
+    """Runs `work`, which writes events.  An error after the first one is an event too, which `fail` makes; a client
+    that does not read it in time loses the connection, which would wait for it for ever."""
 
     def __init__(
         self,
@@ -71,12 +77,13 @@ class EventResponse(Response):
         self._event_headers = {**EVENT_HEADERS, **headers}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        events = Events(send, self._event_headers)
         try:
-            await unless_gone(receive, self._run(events, scope))
+            await unless_gone(receive, self._run(Events(send, self._event_headers), scope))
         except ClientGoneError:
             return
-        await events.close()
+        except UnreadError:
+            abort(scope)
+            await _until_gone(receive)
 
     async def _run(self, events: Events, scope: Scope) -> None:
         try:
@@ -84,7 +91,14 @@ class EventResponse(Response):
         except RequestError as error:
             if not events.begun:
                 raise
-            await events.write(self._fail(error, scope))
+            try:
+                async with asyncio.timeout(LAST_SECONDS):
+                    await events.write(self._fail(error, scope))
+                    await events.close()
+            except TimeoutError:
+                raise UnreadError from error
+        else:
+            await events.close()
 
 
 class WholeResponse(Response):

@@ -7,7 +7,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from services.gateway.http.errors.failures import error_body, status_line
+from services.gateway.http.errors.failures import ABORT, error_body, status_line
 from shared.errors import RejectCode, RequestError
 
 MAX_HEADER_BYTES = 64 << 10  # beyond what one read brings, which may be as much again
@@ -50,6 +50,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._in_headers, self._num_header_bytes = True, 0
         super().on_message_begin()
+        self.scope["extensions"] = {ABORT: {"call": self.transport.abort}}
 
     def on_headers_complete(self) -> None:
         self._in_headers = False

@@ -19,6 +19,7 @@ from shared.errors import CONTEXT_LENGTH_EXCEEDED, RejectCode, RequestError
 
 log = structlog.get_logger()
 
+ABORT = "pageant.abort"  # an extension of requests' scopes: ends the connection at once
 CLIENT_CLOSED_REQUEST = 499  # nginx's word for it; there is no official one
 
 STATUS = {
@@ -151,3 +152,9 @@ def _encode(status: int, message: str, param: str | None, code: str | None, scop
         return msgspec.json.encode(MessagesErrorBody(MessagesErrorDetail(kind, message, param)))
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return msgspec.json.encode(ErrorBody(ErrorDetail(message, kind, param, code)))
+
+
+def abort(scope: Scope) -> None:
+    """End a request's connection without waiting for its client to read; nothing where it has none of its own."""
+    if (extension := scope.get("extensions", {}).get(ABORT)) is not None:
+        extension["call"]()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from services.gateway.access.connections import FEWEST, Connections, make_connections, source_of
+from services.gateway.http.answers import events
 from shared.config import GatewaySettings, load_settings
 from shared.errors import ConfigError
 from shared.processes import descriptors
@@ -161,3 +162,26 @@ def test_limits_are_positive(name: str) -> None:
     values: dict[str, Any] = {name: 0}
     with pytest.raises(ConfigError, match=name):
         load_settings(values, environ={})
+
+
+async def test_a_stream_that_fails_while_its_client_does_not_read_ends_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its last event would wait for the reader for ever."""
+    monkeypatch.setattr(events, "LAST_SECONDS", 0.2)
+    async with http(max_unread_bytes=1 << 20) as h:
+        _, writer = await asyncio.open_connection("127.0.0.1", h.client.base_url.port, limit=1 << 10)
+        body = json.dumps({"prompt": "Once", "stream": True}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\ncontent-length: {len(body)}\r\n"
+        writer.write(f"{head}content-type: application/json\r\n\r\n".encode() + body)
+        request = await h.troupe.request()
+        assert len(connections(h)) == 1
+        piece = "x" * 65536
+        for count in range(400):  # 26 MB: far more than sockets take
+            h.troupe.say(request, piece, at=(count, count * len(piece)))
+            await asyncio.sleep(0)
+            if h.troupe.gateway.generation.journal.get(request.header.request_id) is None:
+                break
+        await until(lambda: not len(connections(h)))
+        assert not len(h.troupe.gateway.generation.journal)
+        writer.close()
