@@ -64,9 +64,13 @@ class AdapterNames:
             return self._modules[name]
         if self._directory is None or len(name) > MAX_NAME_CHARS or "\0" in name:
             return ""
-        found = (self._directory / name).resolve()
-        is_direct = found.parent == self._directory and found.name == name
-        return str(found) if is_direct and (found / CONFIG_NAME).is_file() else ""
+        found = self._directory / name
+        try:
+            found = found.resolve()
+            is_there = found.parent == self._directory and found.name == name and (found / CONFIG_NAME).is_file()
+        except OSError:  # longer than a file's name may be
+            return ""
+        return str(found) if is_there else ""
 
     async def settle(self, request: TokenizeRequest) -> TokenizeRequest:
         """The request with the digest of its adapter, which is loaded where it is not yet."""

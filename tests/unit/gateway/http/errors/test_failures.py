@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -321,3 +322,11 @@ async def test_a_gateway_that_leaves_says_so() -> None:
         await h.troupe.sent(request)
         await stop(h)
         assert "error" in events((await asked).text)[-1]
+
+
+@pytest.mark.parametrize("name", ["好" * 86, "a" * 256])  # 258 and 256 bytes, more than a file's name may have
+async def test_a_model_whose_name_no_file_can_have_is_not_served(tmp_path: Path, name: str) -> None:
+    async with http(lora_dir=str(tmp_path)) as h:
+        status, error = await h.refusal("/v1/completions", {"model": name, "prompt": "Once"})
+        assert (status, error["param"]) == (404, "model")
+        assert (await h.client.get(f"/v1/models/{name}")).status_code == 404
