@@ -150,7 +150,9 @@ def check_copy(native: Native) -> bool:
     """Where the processor has the instructions."""
     source = bytes(range(251)) * 4
     place = memoryview(bytearray(len(source)))
-    return not native.copies_checked or (native.copy_checked(place, memoryview(source)) == crc32(source) == crc32(place))
+    return not native.copies_checked or (
+        native.copy_checked(place, memoryview(source)) == crc32(source) == crc32(place)
+    )
 
 
 def check_truncation(native: Native) -> bool:

@@ -42,16 +42,13 @@ uint32_t add_bytes(uint32_t sum, const uint8_t *data, int64_t bytes) {
 
 // Whole pieces of BYTES; returns the sum before its last inversion.
 __attribute__((target("avx2,pclmul,vpclmulqdq"))) uint32_t copy_pieces(uint8_t *to, const uint8_t *from, int64_t bytes) {
-    const auto load = [&](int64_t at) __attribute__((target("avx2,pclmul,vpclmulqdq"))) {
-        return _mm256_loadu_si256((const __m256i *)(from + at));
-    };
     const int64_t lower = (int64_t)power_of_x(8 * BYTES + 32), upper = (int64_t)power_of_x(8 * BYTES - 32);
     const __m256i powers = _mm256_set_epi64x(upper, lower, upper, lower);
     __m256i parts[PARTS];
     for (int64_t at = 0; at < bytes; at += BYTES) {
 #pragma GCC unroll 4
         for (int64_t i = 0; i < PARTS; i++) {
-            const __m256i next = load(at + 32 * i);
+            const __m256i next = _mm256_loadu_si256((const __m256i *)(from + at + 32 * i));
             _mm256_storeu_si256((__m256i *)(to + at + 32 * i), next);
             if (at) {
                 const __m256i low = _mm256_clmulepi64_epi128(parts[i], powers, 0x00);

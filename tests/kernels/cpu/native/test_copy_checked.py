@@ -64,7 +64,10 @@ def test_threads_copy_at_once(native: Native) -> None:
     def copy(index: int) -> None:
         place = memoryview(bytearray(100_000))
         for _ in range(50):
-            if native.copy_checked(place, memoryview(sources[index])) != crc32(sources[index]) or place != sources[index]:
+            if (
+                native.copy_checked(place, memoryview(sources[index])) != crc32(sources[index])
+                or place != sources[index]
+            ):
                 wrong.append(index)
 
     threads = [threading.Thread(target=copy, args=(index,)) for index in range(len(sources))]

@@ -298,3 +298,27 @@ def test_limits_are_not_negative(field: str) -> None:
     values: dict[str, Any] = {field: -1}
     with pytest.raises(ConfigError, match=field):
         load_settings(values, environ={})
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+async def test_a_text_that_no_message_can_hold_ends_its_request_alone(*, is_complete: bool) -> None:
+    """Half a surrogate pair; where a service is absent it waits, and is sent in a handler once that is there."""
+    async with front() as f:
+        generation = f.troupe.gateway.generation
+        request = TokenizeRequest(RequestHeader("half", "g"), SamplingParams(), text="\ud800")
+        if is_complete:
+            with pytest.raises(RequestError) as refused:
+                generation.open(request)
+            assert refused.value.code is RejectCode.INVALID_ARGUMENT
+        else:
+            f.troupe.announce("worker-a")
+            await until(lambda: bool(generation.recovery._deployment.absent))
+            stream = generation.open(request)
+            f.troupe.announce()
+            await until(lambda: stream.error is not None)
+            assert stream.error is not None and stream.error.code is RejectCode.INVALID_ARGUMENT
+            generation.close(stream)
+        assert not len(generation.admission) and not len(generation.journal)
+        call = f.inference.Generate(GenerateRequest(text="next"))
+        assert (await f.troupe.request()).text == "next"
+        call.cancel()

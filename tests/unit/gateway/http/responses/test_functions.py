@@ -322,3 +322,11 @@ async def test_old_and_many_responses_go(tmp_path: Path, monkeypatch: pytest.Mon
     later = time.time() + 61
     monkeypatch.setattr(time, "time", lambda: later)
     assert store.get("", "resp_3") is None and not store.delete("", "resp_0")
+
+
+async def test_reasoning_that_is_no_text_is_refused() -> None:
+    async with http() as h:
+        half = {"type": "reasoning", "encrypted_content": "7aCA"}  # half a surrogate pair
+        status, error = await h.refusal("/v1/responses", {"input": [half, {"role": "user", "content": "hi"}]})
+        assert (status, error["param"]) == (400, "input[0].encrypted_content")
+        assert not len(h.troupe.gateway.generation.journal)
