@@ -94,17 +94,21 @@ def serve(
     progress = JoinProgress(supervisor, starter, fulfilment.say)
     if not settings.memory.store_memory:
         fulfilment.unable = {"store": "store_memory is 0, so a store could keep nothing"}
+
+    def look() -> None:
+        fulfilment.poll()
+        progress.poll()
+        if not fulfilment.is_replacing:
+            fleet.poll()
+
     try:
         counts = {service: sum(role.service == service for role in cast) for service in COMPUTING}
         fleet.begin(counts, list(models))
         supervisor.start()
-        watch_until_ready(supervisor, settings, stopped, fulfilment, progress)
+        watch_until_ready(supervisor, settings, stopped, look, progress)
         while not (stopped.requested or supervisor.failure):
             supervisor.poll()
-            fulfilment.poll()
-            progress.poll()
-            if not fulfilment.is_replacing:
-                fleet.poll()
+            look()
             time.sleep(TURN)
     finally:
         desk.close()
@@ -139,14 +143,13 @@ def wrong_with(findings: Iterable[Finding]) -> str | None:
 
 
 def watch_until_ready(
-    supervisor: Supervisor, settings: Settings, stopped: Interruption, fulfilment: Fulfilment, progress: JoinProgress
+    supervisor: Supervisor, settings: Settings, stopped: Interruption, look: Callable[[], None], progress: JoinProgress
 ) -> None:
-    """Look after the children until all have joined, and say so; questions and orders are answered meanwhile."""
+    """Look after the children until all have joined, and say so; `look`: what else is done meanwhile."""
     client = connect(settings)
 
     def is_over() -> bool:
-        fulfilment.poll()
-        progress.poll()
+        look()
         return progress.is_over()
 
     try:

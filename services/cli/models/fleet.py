@@ -83,6 +83,8 @@ class StartedProcesses(Protocol):
 
     def is_ready(self, child: ChildProcess) -> bool: ...
 
+    def waits_for(self, child: ChildProcess) -> str: ...
+
     def last_words(self, role: Role) -> str: ...
 
 
@@ -109,6 +111,7 @@ class Fleet:
         self.keeper = ModelKeeper(
             supervisor,
             processes.is_ready,
+            processes.waits_for,
             max_awake=models.max_awake_models,
             turn=models.model_turn,
             report=report,

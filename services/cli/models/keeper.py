@@ -61,16 +61,19 @@ class ModelKeeper:
         self,
         supervisor: Supervisor,
         is_ready: Callable[[ChildProcess], bool],
+        waits_for: Callable[[ChildProcess], str],
         *,
         max_awake: int = 0,
         turn: float = 30.0,
         report: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
-        """`max_awake` 0: all.  `turn`: seconds that a model with requests stays where others wait for its place."""
+        """`waits_for`: a place that is not there yet, in words.  `max_awake` 0: all.  `turn`: seconds that a model with
+        requests stays where others wait for its place."""
         self.models: dict[str, KeptModel] = {}
         self._supervisor = supervisor
         self._is_ready = is_ready
+        self._waits_for = waits_for
         self._max_awake = max_awake
         self._turn = turn
         self._report = report
@@ -185,19 +188,30 @@ class ModelKeeper:
                 self._supervisor.dismiss(child)
 
     def _go_on_waking(self, model: KeptModel) -> None:
+        """What is ready is never taken for late, however long it took: it serves."""
         present = self._computing(model)
+        workers = [child for child in present if child.role.service == "worker"]
         is_late = self._clock() - model.since > LOAD_SECONDS
-        if is_late or not any(child.role.service == "worker" for child in present):
-            mark_asleep(model.directory, asleep=False)  # so that its requests are refused
-            self._enter(model, Wakefulness.FAILED)
-            self._report(f"model {model.label} cannot be loaded" + f" within {LOAD_SECONDS:g} s" * is_late)
-            for child in present:
-                self._supervisor.dismiss(child)
-        elif all(map(self._is_ready, present)):
+        if any(map(self._is_ready, workers)) and (is_late or all(map(self._has_begun_or_waits, present))):
             seconds = self._clock() - model.since
             self._stay(model)
             model.active_at = self._clock()
             self._report(f"model {model.label} is awake after {seconds:.1f} s")
+        elif not workers or (is_late and self._may_give_up(model, workers)):
+            mark_asleep(model.directory, asleep=False)  # so that its requests are refused
+            self._enter(model, Wakefulness.FAILED)
+            self._report(f"model {model.label} cannot be loaded" + f" within {LOAD_SECONDS:g} s" * bool(workers))
+            for child in present:
+                self._supervisor.dismiss(child)
+
+    def _has_begun_or_waits(self, child: ChildProcess) -> bool:
+        return self._is_ready(child) or bool(self._waits_for(child))
+
+    def _may_give_up(self, model: KeptModel, workers: list[ChildProcess]) -> bool:
+        """Whether a model that is late may lose its workers.  One of them that waits for a place is not late; and the
+        first model, which `pageant serve` is there for, has its time as long as no other one wants its place."""
+        is_needed = bool(model.name or self._wanted())
+        return is_needed and not any(map(self._waits_for, workers))
 
     def _computing(self, model: KeptModel, *, with_leaving: bool = False) -> list[ChildProcess]:
         """The processes that hold a model in memory."""

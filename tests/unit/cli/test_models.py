@@ -32,6 +32,7 @@ class Serving:
         self.supervisor = Supervisor(CAST, self.start, report=self.reports.append, clock=lambda: self.now)
         self.unable: set[str] = set()  # names of roles that end as soon as they begin
         self.slow: set[str] = set()  # of those that never become ready
+        self.waiting: set[str] = set()  # of those that wait for a place
         self.requests: dict[str, int] = {}
         self.fleet = Fleet(
             self.settings,
@@ -45,7 +46,10 @@ class Serving:
         self.turn()
 
     def is_ready(self, child: ChildProcess) -> bool:
-        return child.alive and child.role.name not in self.slow
+        return child.alive and child.role.name not in self.slow | self.waiting
+
+    def waits_for(self, child: ChildProcess) -> str:
+        return "it needs 1 GPU" if child.role.name in self.waiting else ""
 
     def last_words(self, role: Role) -> str:
         return f"{role.service} fell over"
@@ -177,6 +181,52 @@ def test_a_model_that_cannot_be_loaded_ends_no_other(tmp_path: Path) -> None:
     serving.slow = set()
     serving.order(action="swap", name="b", out=[])
     assert serving.states() == {"a": AWAKE, "b": AWAKE}, "an order tries again"
+
+
+def long_in_waking(serving: Serving, name: str) -> None:
+    """As where nobody has looked since its start, which took longer than a model has to be loaded."""
+    model = serving.fleet.keeper.models[name]
+    model.state, model.since = Wakefulness.WAKING, serving.now - 2 * LOAD_SECONDS
+
+
+@pytest.mark.parametrize("name", ["", "b"])
+def test_what_is_ready_serves_however_long_it_took(tmp_path: Path, name: str) -> None:
+    serving = Serving(tmp_path, "b")
+    long_in_waking(serving, name)
+    serving.turn()
+    assert serving.states() == {"a": AWAKE, "b": AWAKE} and not serving.events
+    serving.supervisor.scale("worker", 2, name)
+    serving.slow = {child.role.name for child in serving.supervisor.cast("worker", name)[1:]}
+    long_in_waking(serving, name)
+    serving.turn()
+    assert serving.states() == {"a": AWAKE, "b": AWAKE} and not serving.events, "those that are ready begin"
+
+
+@pytest.mark.parametrize("name", ["", "b"])
+def test_a_worker_that_waits_for_a_place_is_not_late(tmp_path: Path, name: str) -> None:
+    serving = Serving(tmp_path, "b")
+    label = name or "a"
+    serving.supervisor.scale("worker", 2, name)
+    both = [child.role.name for child in serving.supervisor.cast("worker", name)]
+    serving.waiting = set(both)
+    long_in_waking(serving, name)
+    serving.turn(2 * LOAD_SECONDS)
+    assert serving.states()[label] is Wakefulness.WAKING and not serving.events, "there may be a place later"
+    serving.waiting = {both[1]}
+    serving.turn()
+    assert serving.states()[label] is AWAKE and not serving.events, "the first one does not wait for the second"
+    assert serving.workers(name) == 2
+
+
+def test_the_first_model_loads_as_long_as_no_other_wants_its_place(tmp_path: Path) -> None:
+    serving = Serving(tmp_path, "b", max_awake_models=1)
+    serving.slow = {"worker-0"}
+    long_in_waking(serving, "")
+    serving.turn(2 * LOAD_SECONDS)
+    assert serving.states() == {"a": Wakefulness.WAKING, "b": ASLEEP} and not serving.events
+    serving.requests["b"] = 1
+    serving.turn()
+    assert serving.states() == {"a": Wakefulness.FAILED, "b": AWAKE} and serving.events == ["ask worker-0"]
 
 
 def test_a_full_disk_fails_an_order_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
