@@ -17,12 +17,11 @@ from services.cli.checks import Finding, examine, examine_model
 from services.cli.checks.settings import check_runtime
 from services.cli.command_line.failures import one_line, words
 from services.cli.models.fleet import Fleet, ModelSettings
-from services.cli.models.keeper import COMPUTING
 from services.cli.supervision.cluster import on_cluster
 from services.cli.supervision.forking import ForkServers
 from services.cli.supervision.orders import Fulfilment, OrderDesk
 from services.cli.supervision.processes import Starter
-from services.cli.supervision.supervisor import KILL_AFTER, Replicas, Role, Supervisor
+from services.cli.supervision.supervisor import COMPUTING, KILL_AFTER, Replicas, Role, Supervisor
 from shared.config import FurtherModel, Settings, settings_of_model
 from shared.errors import ConfigError, PageantError
 from shared.processes.descriptors import raise_limit

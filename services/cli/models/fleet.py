@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Protocol
 
 from services.cli.command_line.failures import one_line
-from services.cli.models.keeper import LOAD_SECONDS, KeptModel, ModelKeeper, Wakefulness, table
+from services.cli.models.keeper import KeptModel, ModelKeeper, Wakefulness, table
 from services.cli.supervision.processes import METRICS_PORTS, PLACES
-from services.cli.supervision.supervisor import ChildProcess, OrderFailedError, Role, Supervisor
+from services.cli.supervision.supervisor import LOAD_SECONDS, ChildProcess, OrderFailedError, Role, Supervisor
 from shared.config import FurtherModel, Settings, check_models, settings_of_model, write_models
 from shared.errors import ConfigError
 from shared.processes.supervision import ModelOrder

@@ -13,12 +13,10 @@ from enum import StrEnum
 from pathlib import Path
 
 from services.cli.display.tables import columns
-from services.cli.supervision.supervisor import ChildProcess, Supervisor
+from services.cli.supervision.supervisor import COMPUTING, LOAD_SECONDS, ChildProcess, Supervisor
 from shared.activity import Activity, mark_asleep, read_activity
 
-COMPUTING = ("worker", "draft")  # the services that hold a model in memory
 NOTHING = Activity()
-LOAD_SECONDS = 600.0  # that a model has to be loaded before that is given up
 LEAST_TURN = 1.0  # seconds that a model stays in memory before it makes room, even if nothing is asked of it
 
 

@@ -25,7 +25,9 @@ LEAVE, STOP = signal.SIGUSR1, signal.SIGTERM  # one, while the others stay; all
 POLL = 0.02
 ORDER = ("detokenizer", "tokenizer", "draft", "store", "worker", "scheduler", "gateway")
 OVERLAPPING = frozenset({"detokenizer", "tokenizer", "gateway"})  # small enough to be there twice for a while
+COMPUTING = ("worker", "draft")  # the services that hold a model in memory
 READY_SECONDS = 120.0  # that a successor has to be ready
+LOAD_SECONDS = 600.0  # the same, where it has a model to load
 
 
 class Process(Protocol):
@@ -270,15 +272,18 @@ def rolling_restart(
         for child in supervisor.cast(service, None):
             begun = clock()
             replace = _overlap if service in OVERLAPPING else _succeed
-            yield from replace(supervisor, child, _in_time(is_ready, begun, clock))
+            yield from replace(supervisor, child, is_ready, clock)
             report(f"{child.role.name} was replaced in {clock() - begun:.1f} s")
 
 
-def _overlap(supervisor: Supervisor, child: ChildProcess, is_ready: Callable[[ChildProcess], bool]) -> Iterator[None]:
+def _overlap(
+    supervisor: Supervisor, child: ChildProcess, is_ready: Callable[[ChildProcess], bool], clock: Callable[[], float]
+) -> Iterator[None]:
     """The successor is ready before its predecessor leaves."""
     successor = supervisor.engage(child.role)
+    is_ready_by_now = _in_time(is_ready, clock)
     try:
-        while not is_ready(successor):
+        while not is_ready_by_now(successor):
             if successor not in supervisor.children:
                 raise OrderFailedError(f"the next {child.role.name} cannot work beside its predecessor, which stays")
             yield
@@ -290,23 +295,29 @@ def _overlap(supervisor: Supervisor, child: ChildProcess, is_ready: Callable[[Ch
         yield
 
 
-def _succeed(supervisor: Supervisor, child: ChildProcess, is_ready: Callable[[ChildProcess], bool]) -> Iterator[None]:
-    """The predecessor leaves first: there is no room for two, or no place."""
+def _succeed(
+    supervisor: Supervisor, child: ChildProcess, is_ready: Callable[[ChildProcess], bool], clock: Callable[[], float]
+) -> Iterator[None]:
+    """The predecessor leaves first: there is no room for two, or no place.  The successor's time begins then."""
     life = child.num_lives
     supervisor.dismiss(child, replace=True)
-    while child.num_lives == life or not is_ready(child):
+    while child.is_leaving:
+        yield
+    is_ready_by_now = _in_time(lambda child: child.num_lives > life and is_ready(child), clock)
+    while not is_ready_by_now(child):
+        if child not in supervisor.children:
+            raise OrderFailedError(f"the next {child.role.name} cannot work, and is given up")
         yield
 
 
-def _in_time(
-    is_ready: Callable[[ChildProcess], bool], begun: float, clock: Callable[[], float]
-) -> Callable[[ChildProcess], bool]:
-    """`is_ready`, but it raises OrderFailedError where that is not so in time."""
+def _in_time(is_ready: Callable[[ChildProcess], bool], clock: Callable[[], float]) -> Callable[[ChildProcess], bool]:
+    """`is_ready`, but it raises OrderFailedError where that is not so in time, which begins now."""
+    begun = clock()
 
     def is_ready_by_now(child: ChildProcess) -> bool:
-        ready = is_ready(child)
-        if not ready and clock() - begun > READY_SECONDS:
-            raise OrderFailedError(f"the next {child.role.name} was not ready within {READY_SECONDS:g} s")
+        ready, seconds = is_ready(child), LOAD_SECONDS if child.role.service in COMPUTING else READY_SECONDS
+        if not ready and clock() - begun > seconds:
+            raise OrderFailedError(f"the next {child.role.name} was not ready within {seconds:g} s")
         return ready
 
     return is_ready_by_now

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from services.cli.models.fleet import Fleet, ModelSettings
-from services.cli.models.keeper import LEAST_TURN, LOAD_SECONDS, Wakefulness
-from services.cli.supervision.supervisor import ChildProcess, OrderFailedError, Role, Supervisor
+from services.cli.models.keeper import LEAST_TURN, Wakefulness
+from services.cli.supervision.supervisor import LOAD_SECONDS, ChildProcess, OrderFailedError, Role, Supervisor
 from shared.activity import Activity, is_marked_asleep, write_activity
 from shared.config import FurtherModel, Settings, read_models
 from shared.processes.exit_status import EXIT_CONFIG

@@ -7,8 +7,10 @@ import pytest
 from services.cli.supervision.supervisor import (
     FIRST_DELAY,
     LEAVE,
+    LOAD_SECONDS,
     LONG_LIFE,
     MAX_DELAY,
+    READY_SECONDS,
     STOP,
     ChildProcess,
     OrderFailedError,
@@ -249,6 +251,37 @@ def test_a_successor_that_cannot_work_ends_the_restart_at_once() -> None:
         next(restart.work)
     assert names(stage) == ["tokenizer-0", "gateway-0"] and stage.started[0].status is None
     assert stage.supervisor.failure is None and not stage.events
+
+
+def test_a_model_has_its_time_to_load_from_when_its_predecessor_has_left() -> None:
+    """A worker that takes a minute to leave, and whose successor takes several to load."""
+    stage = Stage(WORKER)
+    stage.started[0].stubborn = True
+    Restart(stage, "worker", turns=50).run(seconds=10)
+    assert stage.events == ["ask worker-0", "kill worker-0"] and len(stage.started) == 2
+    assert stage.now - 100.0 > 61.9 + 490.0 and "worker-0 was replaced" in stage.reports[-1]
+
+
+def test_a_model_that_is_not_loaded_in_time_ends_the_restart() -> None:
+    stage = Stage(WORKER, Role("scheduler"))
+    with pytest.raises(OrderFailedError, match=f"worker-0 was not ready within {LOAD_SECONDS:g} s"):
+        Restart(stage, "worker", "scheduler", turns=10**6).run(seconds=10)
+    assert stage.now - 100.0 > LOAD_SECONDS and stage.events == ["ask worker-0"], "the scheduler stays"
+    with pytest.raises(OrderFailedError, match=f"scheduler-0 was not ready within {READY_SECONDS:g} s"):
+        Restart(stage, "scheduler", turns=10**6).run(seconds=10)
+
+
+def test_a_successor_that_is_given_up_ends_the_restart_at_once() -> None:
+    """Status 78, as of a worker that does not compute what the others do: nothing is waited for."""
+    stage = Stage(WORKER, Role("worker", 1))
+    restart = Restart(stage, "worker", turns=10**6)
+    next(restart.work)
+    stage.after(0)
+    next(restart.work)
+    stage.die(EXIT_CONFIG)
+    with pytest.raises(OrderFailedError, match="the next worker-0 cannot work, and is given up"):
+        next(restart.work)
+    assert names(stage) == ["worker-1"] and stage.supervisor.failure is None
 
 
 def test_a_predecessor_that_is_given_up_is_replaced_all_the_same() -> None:
