@@ -42,7 +42,7 @@ class OverlappedSteps:
         self.watch = StepWatch()
         self._runner = runner
         self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
-        self._launched: queue.SimpleQueue[tuple[StepPlan, Pending] | Holdings | None] = queue.SimpleQueue()
+        self._launched: queue.SimpleQueue[Pending | Holdings | None] = queue.SimpleQueue()
         self._on_failure = on_failure
         self._threads = [
             threading.Thread(target=target, args=arguments, name=name, daemon=True)
@@ -71,7 +71,8 @@ class OverlappedSteps:
             while (work := self._work.get()) is not None:
                 turn = line.take(work)
                 if isinstance(turn, StepPlan):
-                    self._launched.put((turn, self._runner.launch(turn)))
+                    self.watch.begin(turn)  # a launch may stand still too: in the device's driver, in a full queue
+                    self._launched.put(self._runner.launch(turn))
                 elif isinstance(turn, Holdings):
                     self._launched.put(turn)
         except BaseException as error:
@@ -85,18 +86,17 @@ class OverlappedSteps:
             while (launched := self._launched.get()) is not None:
                 outbox.send(transport.scheduler_address, self._finished(launched))
                 outbox.flush()
-                self.watch.end()
+                if not isinstance(launched, Holdings):
+                    self.watch.end()
         except BaseException as error:
             self._fail(error)
         finally:
             outbox.close()
 
-    def _finished(self, launched: tuple[StepPlan, Pending] | Holdings) -> StepResult | Holdings:
+    def _finished(self, launched: Pending | Holdings) -> StepResult | Holdings:
         if isinstance(launched, Holdings):
             return launched
-        plan, pending = launched
-        self.watch.begin(plan)
-        result = pending.finish()
+        result = launched.finish()
         note_refused(result)
         return result
 

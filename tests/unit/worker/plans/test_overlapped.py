@@ -10,6 +10,8 @@ from services.worker.plans.overlapped import OverlappedSteps
 from shared.messages import Holdings, Message, ReportHoldings, StepPlan, StepResult
 from shared.transport.memory import MemoryOutbox, MemoryTransport
 
+TIMEOUT = 30.0  # after which a step may be stalled
+
 
 def plan(step_id: int, epoch: int = 1) -> StepPlan:
     return StepPlan(epoch, step_id, [], [0], [0], [1], [0], [], [], [])
@@ -23,6 +25,8 @@ class Device:
         self.num_resets = 0
         self.ends: dict[int, threading.Event] = {}
         self.broken = -1  # the step that cannot be launched
+        self.takes = threading.Event()  # cleared: a launch waits for it
+        self.takes.set()
 
     def reset(self) -> None:
         self.num_resets += 1
@@ -31,6 +35,7 @@ class Device:
         return [0], [7]
 
     def launch(self, plan: StepPlan) -> Step:
+        assert self.takes.wait(10)
         if plan.step_id == self.broken:
             raise RuntimeError("broken")
         self.launched.append(plan.step_id)
@@ -136,4 +141,33 @@ def test_a_step_that_fails_is_told_and_the_one_before_it_is_answered() -> None:
     until(lambda: bench.sent == [0])
     assert isinstance(bench.steps.failure, RuntimeError)
     assert bench.device.launched == [0]
+    bench.steps.close()
+
+
+def test_a_launch_that_stands_still_is_seen() -> None:
+    bench = Bench()
+    bench.device.takes.clear()
+    bench.steps.submit(plan(0))
+    watch = bench.steps.watch
+    until(lambda: watch.is_computing(TIMEOUT))
+    watch._clock = lambda: time.monotonic() + 1e6
+    assert watch.is_stalled(TIMEOUT) and watch.is_hopeless(TIMEOUT), "its worker ends, and says so"
+    bench.device.takes.set()
+    bench.end(0)
+    until(lambda: watch.seconds == 0.0)
+    bench.steps.close()
+    assert bench.sent == [0]
+
+
+def test_a_report_does_not_end_the_step_behind_it() -> None:
+    bench = Bench()
+    for work in (plan(0), ReportHoldings(1, 7, 1), ReportHoldings(1, 8, 1), plan(1)):
+        bench.steps.submit(work)
+    until(lambda: bench.device.launched == [0, 1])
+    bench.end(0)
+    until(lambda: bench.sent == [0, -7, -8])
+    assert bench.steps.watch.is_computing(TIMEOUT)
+    bench.end(1)
+    until(lambda: not bench.steps.watch.is_computing(TIMEOUT))
+    assert bench.sent == [0, -7, -8, 1]
     bench.steps.close()
