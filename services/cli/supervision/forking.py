@@ -69,11 +69,13 @@ class ForkServer:
         if self._end is None or len(order) > MAX_ORDER:
             return otherwise()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._adoption.count(1)  # first: what it forks may look for its new parent before this call returns
         with theirs:
             try:
                 socket.send_fds(self._end, [order], [theirs.fileno(), out, err])
             except OSError:
                 ours.close()
+                self._adoption.count(-1)
                 return otherwise()
         return ForkedProcess(ours, self._adoption, otherwise, self.close)
 
@@ -122,8 +124,8 @@ class ForkedProcess:
         otherwise: Callable[[], Process],
         on_silence: Callable[[], None],
     ) -> None:
-        """`answer`: where it says its process id; `otherwise`: starts it, where the socket is closed instead;
-        `on_silence`: called where nothing comes."""
+        """`answer`: where it says its process id; `adoption`: in which it is counted; `otherwise`: starts it, where the
+        socket is closed instead; `on_silence`: called where nothing comes."""
         self._answer = answer
         self._adoption = adoption
         self._otherwise = otherwise
@@ -132,7 +134,6 @@ class ForkedProcess:
         self._known: Process | None = None
         self._status: int | None = None  # of one that has ended before it was known
         answer.setblocking(False)
-        adoption.count(1)
 
     @property
     def pid(self) -> int:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -238,6 +239,25 @@ def test_orphans_are_adopted_while_any_is_awaited(make: Callable[..., Programs])
     assert is_subreaper()
     children[1].kill()
     assert not is_subreaper()
+
+
+def test_a_fork_at_once_finds_its_parent(make: Callable[..., Programs], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an orphan as soon as the order has come; where nothing has adopted it then, the system does, for good."""
+    programs, really, seen = make(), socket.send_fds, list[bool]()
+
+    def send(*arguments: Any) -> int:
+        seen.append(is_subreaper())
+        return really(*arguments)
+
+    def cannot(*_: Any) -> int:
+        raise OSError("no buffer")
+
+    monkeypatch.setattr("socket.send_fds", send)
+    child = programs.fork()
+    assert seen == [True]
+    until(partial(lives, child))
+    monkeypatch.setattr("socket.send_fds", cannot)
+    assert programs.fork() is programs.others[0] and not is_subreaper()
 
 
 def test_what_cannot_be_started_either_has_ended(
