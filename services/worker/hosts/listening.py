@@ -86,7 +86,12 @@ class RankListener:
         self._listener.close()
 
     def _missing(self) -> list[int]:
-        return [number for number in self._numbers if number not in self._joined or self._joined[number].link is None]
+        """Those that have not joined, or have ended since: another process may take the place."""
+        return [number for number in self._numbers if not self._is_there(number)]
+
+    def _is_there(self, number: int) -> bool:
+        rank = self._joined.get(number)
+        return rank is not None and rank.link is not None and not rank.channel.is_ended()
 
     def _accept(self) -> None:
         while not self._closed:

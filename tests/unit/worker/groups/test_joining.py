@@ -115,6 +115,24 @@ def test_a_place_is_taken_until_its_rank_is_gone() -> None:
         hang_up([member])
 
 
+def test_a_rank_that_has_ended_again_is_not_there() -> None:
+    """As one whose pod was replaced while the leader loaded its own part: its successor is on its way."""
+    with listening() as listener:
+        first = join(listener, 1)
+        while listener._joined[1].link is None:  # its second connection comes last
+            time.sleep(0.001)
+        leave(first)
+        while not listener._joined[1].channel.is_ended():
+            time.sleep(0.001)
+        with pytest.raises(FatalError, match="rank 1 has not joined at port"):
+            listener.wait_for_all(0)
+        second = join(listener, 1)
+        (member,) = listener.wait_for_all(10)
+        assert not member.channel.is_ended()
+        leave(second)
+        hang_up([member])
+
+
 def eventually(join_once: Callable[[], JoinedGroup]) -> JoinedGroup:
     """The end of a connection takes its time to come."""
     while True:
