@@ -125,15 +125,17 @@ class BlockArena:
         return found
 
     def drop(self, keys: Iterable[bytes]) -> None:
-        """Have these not be found any more, in memory and on the disk."""
+        """Have these not be found any more, in memory and behind it.  Memory is first, as it gives to a disk what it
+        has no room for; and all is done again, for what has come from a backend in between."""
         keys = list(keys)
-        for one in self._behind:
-            one.drop(keys)
-        with self._lock:
-            for key in keys:
-                if key in self._blocks:
-                    self._remove(key)
-                self._note(key, is_there=False)
+        for _ in range(2):
+            with self._lock:
+                for key in keys:
+                    if key in self._blocks:
+                        self._remove(key)
+                    self._note(key, is_there=False)
+            for one in self._behind:
+                one.drop(keys)
 
     def close(self) -> None:
         """What waits for a disk or a backend goes there, as far as there is time."""

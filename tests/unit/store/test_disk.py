@@ -201,3 +201,22 @@ def test_two_stores_share_a_directory_and_no_file(tmp_path: Path) -> None:
     assert held(third, 3) == [0, 1, 2]
     closed(third)
     closed(other)
+
+
+def test_what_is_dropped_does_not_come_back_from_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread keeps a block meanwhile, for which memory gives its oldest one to the disk."""
+    arena = opened(tmp_path)
+    fill(arena, 2)
+    written(arena)
+    disk = arena.disk
+    assert disk is not None
+    really = disk.drop
+
+    def drop(keys: list[bytes]) -> None:
+        really(keys)
+        arena.keep(SPACE, NAMES[2], block(2))
+
+    monkeypatch.setattr(disk, "drop", drop)
+    arena.drop([SPACE + name for name in NAMES[:2]])
+    assert held(arena, 3) == [2] and SPACE + NAMES[0] not in disk
+    closed(arena)
