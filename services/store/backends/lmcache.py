@@ -6,7 +6,7 @@
                        with GET the bytes follow; to PUT there is no answer
 
 Integers have 4 bytes, in the order of an x86.  A block is kept as a binary value of bytes.  No package is needed: the
-server runs in an environment of its own.  It has no limit, drops nothing, and asks no client for a key.
+server runs in an environment of its own.  It has no limit and no command to drop a value, and asks no client for a key.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ MOST_AT_ONCE = 64  # requests that are sent before their answers are read: they 
 PUT, GET, EXIST = 1, 2, 3
 SUCCESS, FAIL = 200, 400
 BINARY, UINT8 = 4, 6  # a format and a type
+DROPPED = b"\0"  # a value in the place of one that was dropped: it is shorter than any other
 
 _REQUEST = struct.Struct("<9i150s")
 _ANSWER = struct.Struct("<9i")
@@ -49,14 +50,17 @@ class LMCacheBackend:
     def get(self, names: Sequence[str], size: int) -> list[Value | None]:
         values: list[Value | None] = []
         for is_there, num_bytes in self._ask(GET, names):
-            values.append(receive(self._link, num_bytes) if is_there else None)
+            value = receive(self._link, num_bytes) if is_there else None
+            values.append(None if num_bytes == len(DROPPED) else value)
         return values
 
     def has(self, names: Sequence[str]) -> list[bool]:
+        """Also where a value was dropped: the server does not say how long it is."""
         return [is_there for is_there, _ in self._ask(EXIST, names)]
 
     def drop(self, name: str) -> None:
-        """The server has no command for it; what is put under a name replaces what was there."""
+        """The server has no command for it, but what is put under a name replaces what was there."""
+        self.put(name, [DROPPED])
 
     def close(self) -> None:
         self._link.close()
