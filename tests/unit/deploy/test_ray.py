@@ -77,6 +77,19 @@ def test_the_head_serves_and_all_nodes_have_keys_model_and_cpus(job: Manifest) -
     assert (ports["grpc"], ports["http"]) == (settings.gateway.port, settings.gateway.http_port)
 
 
+def test_serve_has_a_runtime_directory_that_is_its_users(job: Manifest) -> None:
+    """An empty volume belongs to root, and is refused as another user's directory: the image has one."""
+    head, _ = groups(job)
+    spec = head["template"]["spec"]
+    (container,) = spec["containers"]
+    runtime_dir = load_settings(environ=variables(head["template"])).deployment.runtime_dir
+    assert not [mount for mount in container["volumeMounts"] if mount["mountPath"].rstrip("/") == runtime_dir]
+    assert "readOnlyRootFilesystem" not in container["securityContext"], "it is written"
+    image = (ROOT.parent / "Dockerfile").read_text(encoding="utf-8")
+    assert f"install -d -o pageant -g pageant -m 0700 {runtime_dir} " in image
+    assert f"useradd --uid {spec['securityContext']['runAsUser']} " in image
+
+
 def test_the_jobs_variables_are_settings() -> None:
     (content,) = read((DIRECTORY / "runtime-env.yaml").read_text(encoding="utf-8"))
     assert content.keys() == {"env_vars"} and content["env_vars"].keys() <= KNOWN
