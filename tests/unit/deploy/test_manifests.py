@@ -194,6 +194,7 @@ def test_pods_have_no_rights_and_no_variables_of_services(directory: Path) -> No
         assert spec["automountServiceAccountToken"] is False
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert all(container["securityContext"] == RESTRICTED for container in spec["containers"])
+        assert spec["shareProcessNamespace"] is True, "as process 1 a rank would ignore SIGTERM"
         (container,) = spec["containers"]
         assert container["resources"]["limits"]["memory"] and container["resources"]["requests"]["cpu"]
         assert {"startupProbe", "readinessProbe", "livenessProbe"} <= container.keys()
