@@ -87,6 +87,9 @@ def _wanted(target: Manifest, manifest: Manifest) -> Iterator[tuple[str, str]]:
     kind, name = identity(manifest)
     yield target.get("kind", ".*"), kind
     yield target.get("name", ".*"), name
+    if "annotationSelector" in target:
+        key, _, value = target["annotationSelector"].partition("=")
+        yield value, manifest["metadata"].get("annotations", {}).get(key, "")
 
 
 def _generate(manifests: list[Manifest], generator: Manifest) -> None:

@@ -211,7 +211,8 @@ def test_every_choice_of_components_fits_together(tmp_path: Path, extent: int) -
             if kind == "ScaledObject":
                 target = manifest["spec"]["scaleTargetRef"]
                 goal = manifests[target.get("kind", "Deployment"), target["name"]]
-                assert ("replicas" in goal["spec"]) == (goal["kind"] != "Deployment"), f"{name}: two would set replicas"
+                assert "replicas" not in goal["spec"], f"{name}: two would set replicas"
+                assert manifest["spec"]["minReplicaCount"] == 2
         groups = manifests.get(("LeaderWorkerSet", "pageant-worker"))
         if groups is not None:
             assert manifests["Deployment", "pageant-worker"]["spec"]["replicas"] == 0
@@ -219,6 +220,7 @@ def test_every_choice_of_components_fits_together(tmp_path: Path, extent: int) -
             pod, other = group["leaderTemplate"]["spec"], group["workerTemplate"]["spec"]
             settings = load_settings(environ=environment([*manifests.values()], group["leaderTemplate"]))
             assert (settings.engine.tensor_parallel_size, settings.engine.executor) == (group["size"], "hosts")
+            assert groups["spec"].get("replicas") == (None if "autoscaling" in chosen else 2)
             assert ("SHARE_BLOCKS" in str(pod)) == ("prefill" in chosen)
             program, address = other["containers"][0]["args"]
             assert program == "services.worker.hosts"
