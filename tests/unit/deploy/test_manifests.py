@@ -15,6 +15,7 @@ import yaml
 
 from services.cli.supervision.processes import PLACES
 from services.gateway.access.auth import make_access
+from services.store.main import PENDING_SHARE
 from shared.config import Settings, load_settings
 from shared.transport.keys import load_keys
 from tests.unit.deploy import schemas
@@ -31,6 +32,7 @@ LATER = {
     for name in ("TENSOR_PARALLEL_SIZE", "STORE_DISK", "STORE_DISK_SIZE", "WORKER_ROLE", "SHARE_BLOCKS")
 }
 RESTRICTED = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+PROCESS_BYTES = 1 << 30  # of a store beside the blocks: its keys, what is on its way
 
 
 def everything(directory: Path, components: tuple[str, ...] = COMPONENTS) -> Path:
@@ -199,6 +201,17 @@ def test_pods_have_no_rights_and_no_variables_of_services(directory: Path) -> No
         assert container["resources"]["limits"]["memory"] and container["resources"]["requests"]["cpu"]
         assert {"startupProbe", "readinessProbe", "livenessProbe"} <= container.keys()
         assert "httpGet" not in container["livenessProbe"], "a gateway is not ended for what it lacks"
+
+
+def test_a_store_has_room_for_its_blocks_and_those_that_wait(directory: Path) -> None:
+    manifests = render(directory)
+    (template,) = selected(manifests, {"app.kubernetes.io/component": "store"})
+    memory = load_settings(environ=environment(manifests, template)).memory
+    num_behind = bool(memory.store_disk) + bool(memory.store_backend)
+    needed = memory.store_memory + num_behind * (memory.store_memory // PENDING_SHARE) + PROCESS_BYTES
+    resources = template["spec"]["containers"][0]["resources"]
+    for given in (resources["requests"]["memory"], resources["limits"]["memory"]):
+        assert int(given.removesuffix("Gi")) << 30 >= needed, given
 
 
 @pytest.mark.parametrize("extent", range(len(ABOUT_WORKERS)))
