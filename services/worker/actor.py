@@ -113,7 +113,9 @@ class WorkerActor(MemberActor):
         return f"this worker computes with torch: {self._no_native}" if self._no_native else ""
 
     async def on_start(self) -> None:
+        saying = self.spawn(self._say_that_it_loads())
         runner = await asyncio.to_thread(self._load)
+        saying.cancel()
         role = WorkerRole(self.settings.deployment.worker_role)
         self._capacity = msgspec.structs.replace(runner.capacity, role=role)
         self._fingerprint, self._no_native = runner.fingerprint, runner.no_native
@@ -127,6 +129,13 @@ class WorkerActor(MemberActor):
         if runner.adapters is not None:
             self._adapters = self._make_loading(AdapterLoading(runner.adapters), self.transport)
         await super().on_start()
+
+    async def _say_that_it_loads(self) -> None:
+        """Not READY, but not stuck.  A process that goes on with another group of ranks may load for minutes: the
+        status file that its former life has left would grow old, and Kubernetes would end it."""
+        while True:
+            self.renew_status()
+            await asyncio.sleep(self.settings.deployment.heartbeat_interval)
 
     def request_drain(self, deadline: float | None = None) -> None:
         """A worker that is still loading holds nothing and leaves at once."""
