@@ -6,15 +6,19 @@ The opening is part of it where the model thinks before.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
+
+import msgspec
 
 from services.gateway.http.conversation.objects import FunctionBody
 from services.gateway.http.parsing.reading.parts import ArgumentStyle, CallFormat
 from services.gateway.http.parsing.reading.values import is_always_text, types_of
 from services.gateway.http.requests.closed_objects import closed
+from services.gateway.http.requests.reading import field_error
 from shared.errors import RequestError
-from shared.requests.grammar import JSON_OPTIONS, OPTIONS_KEY, Grammar, GrammarKind
+from shared.requests.grammar import JSON_OPTIONS, MAX_GRAMMAR_BYTES, OPTIONS_KEY, Grammar, GrammarKind, check_grammar
 
 MAX_CALLS = 16  # of one answer
 MAX_GAP = 4  # characters
@@ -25,9 +29,8 @@ FIELD = "tools"
 def named_call(form: CallFormat, function: FunctionBody, *, closes: bool = True, opening: str = "") -> Grammar:
     """The arguments of one function, and how its call ends.  `closes`: objects have no properties that are not named,
     where the schema does not say otherwise; `opening`: what comes before, where the prompt does not have it."""
-    rules = [f"start:{_opened(opening)} a0{_literal(form.after + form.end)}"]
-    rules += _arguments(form, 0, function, closes=closes)
-    return Grammar(GrammarKind.GRAMMAR, "\n".join(rules), FIELD)
+    start = f"start:{_opened(opening)} a0{_literal(form.after + form.end)}"
+    return _grammar(chain([start], _arguments(form, 0, function, closes=closes)))
 
 
 def any_calls(
@@ -35,25 +38,58 @@ def any_calls(
 ) -> Grammar:
     """One call, or several, from the first one's name on; `opening`: what comes before, as in `named_call`."""
     more = f" ({_literal(form.again)} call){{0,{MAX_CALLS - 1}}}" if parallel else ""
-    rules = [
-        f"start:{_opened(opening)} call{more}{_literal(form.end)}",
-        "call: " + " | ".join(f"c{place}" for place in range(len(functions))),
-    ]
-    for place, function in enumerate(functions):
-        head = form.name(function.name) + form.middle
-        rules.append(f"c{place}:{_literal(head)} a{place}{_literal(form.after)}")
-        rules += _arguments(form, place, function, closes=closes)
-    return Grammar(GrammarKind.GRAMMAR, "\n".join(rules), FIELD)
+
+    def rules() -> Iterator[str]:
+        yield f"start:{_opened(opening)} call{more}{_literal(form.end)}"
+        yield "call: " + " | ".join(f"c{place}" for place in range(len(functions)))
+        for place, function in enumerate(functions):
+            head = form.name(function.name) + form.middle
+            yield f"c{place}:{_literal(head)} a{place}{_literal(form.after)}"
+            yield from _arguments(form, place, function, closes=closes)
+
+    return _grammar(rules())
 
 
-def _arguments(form: CallFormat, place: int, function: FunctionBody, *, closes: bool) -> list[str]:
+def check_parameters(tools: Sequence[dict[str, Any]], named: str) -> None:
+    """Raise RequestError where the parameters of the functions of which a call is demanded are together longer than a
+    grammar may be: before they are walked, since all streams wait for that.  `named`: the only such function."""
+    size = 0
+    for place, tool in enumerate(tools):
+        function, field = tool["function"], f"{FIELD}[{place}].function.parameters"
+        if named not in ("", function["name"]):
+            continue
+        try:
+            size += len(msgspec.json.encode(function.get("parameters")))
+        except RecursionError:
+            raise field_error(field, "is nested too deeply") from None
+        if size > MAX_GRAMMAR_BYTES:
+            most = f"MAX_GRAMMAR_BYTES={MAX_GRAMMAR_BYTES}"
+            raise field_error(field, f"has with those before it {size} bytes, more than {most}")
+
+
+def _grammar(rules: Iterable[str]) -> Grammar:
+    """Raises RequestError where the rules are longer than a grammar may be; no more of them are made then."""
+    made: list[str] = []
+    size = -1  # a line has a newline before it, the first has none
+    for rule in rules:
+        made.append(rule)
+        size += 1 + len(rule)
+        if size > MAX_GRAMMAR_BYTES:
+            break
+    grammar = Grammar(GrammarKind.GRAMMAR, "\n".join(made), FIELD)
+    check_grammar(grammar)
+    return grammar
+
+
+def _arguments(form: CallFormat, place: int, function: FunctionBody, *, closes: bool) -> Iterator[str]:
     """The rules of one function's arguments, of which the first is `a` and its place."""
     parameters = function.parameters or NO_ARGUMENTS
     try:
         schema = closed(parameters) if closes else parameters
         if form.style is not None:
-            return list(_styled(form.style, f"a{place}", schema))
-        return [f"a{place}: {_json(schema)}"]
+            yield from _styled(form.style, f"a{place}", schema)
+        else:
+            yield f"a{place}: {_json(schema)}"
     except RecursionError:
         raise RequestError(f"{FIELD}[{place}] has parameters that are nested too deeply", field=FIELD) from None
 
@@ -63,7 +99,7 @@ def _styled(style: ArgumentStyle, name: str, schema: Mapping[str, Any]) -> Itera
     others.  Those that are not required may be left out."""
     properties = schema.get("properties")
     wanted = dict(properties) if isinstance(properties, Mapping) else {}
-    needed = _listed(schema, "required")
+    needed = {key for key in _listed(schema, "required") if isinstance(key, str)}
     yield f"{name}: {name}f0"
     for number, (key, inner) in enumerate(wanted.items()):
         may_miss = "" if key in needed else " | "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
-from services.gateway.http.conversation.call_grammar import any_calls, named_call
+from services.gateway.http.conversation.call_grammar import any_calls, check_parameters, named_call
 from services.gateway.http.conversation.objects import ContentPart, FunctionBody, MessageBody, NamedChoice, ToolBody
 from services.gateway.http.parsing.registry import IN_SPECIAL_TOKENS, make_tool_parser
 from services.gateway.http.requests.formats import AnswerFormats
@@ -95,6 +95,7 @@ class ToolUse:
         self.grammar: Grammar | None = None
         if parser is None or not (self.named or choice == "required"):
             return
+        check_parameters(self.tools, self.named)
         opening = parser.opening(self.named) if self.named else parser.form.begin
         # A format's special tokens are no text that a grammar could name.
         if opening and variables is not None and not self.keeps_special_tokens:

@@ -10,7 +10,7 @@ from services.gateway.http.requests.closed_objects import closed
 from services.gateway.http.requests.fields import GenerationBody
 from services.gateway.http.requests.reading import field_error
 from shared.errors import RequestError
-from shared.requests.grammar import Grammar, GrammarKind
+from shared.requests.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 
 GUIDED = {
     "guided_json": GrammarKind.JSON_SCHEMA,
@@ -100,8 +100,10 @@ def make_grammar(kind: GrammarKind, value: Any, field: str, *, closes: bool = Fa
 
 
 def _closed(schema: Any, field: str) -> Any:
-    """What is no JSON is left for the compiler to refuse."""
+    """What is no JSON is left for the compiler to refuse, and what is too long for the check of its length."""
     try:
+        if len(schema if isinstance(schema, str) else msgspec.json.encode(schema)) > MAX_GRAMMAR_BYTES:
+            return schema
         return closed(msgspec.json.decode(schema) if isinstance(schema, str) else schema)
     except msgspec.DecodeError:
         return schema

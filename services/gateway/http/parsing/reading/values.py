@@ -10,29 +10,39 @@ import msgspec
 
 from services.gateway.http.parsing.reading.literal import WORDS, python_as_json
 
-MAX_REFS = 8  # that are followed from one schema
+MAX_SCHEMAS = 32  # that are looked at for one type
+MAX_NAMES = 64  # in a reference; one with more points nowhere
+ALTERNATIVES = ("anyOf", "oneOf", "allOf")
 KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
 
 
-def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str] | None:
-    """The types that a schema allows; None where it does not say."""
-    if not isinstance(schema, Mapping) or depth > MAX_REFS:
-        return None
-    if isinstance(schema.get("$ref"), str):
-        return types_of(_resolved(schema["$ref"], root), root, depth + 1)
-    if isinstance(named := schema.get("type"), str):
-        return frozenset({named})
-    if isinstance(named, list):
-        return frozenset(str(one) for one in named)
-    if isinstance(values := schema.get("enum"), list):
-        return frozenset(_kind(value) for value in values)
-    if "const" in schema:
-        return frozenset({_kind(schema["const"])})
-    for name in ("anyOf", "oneOf", "allOf"):
-        if isinstance(options := schema.get(name), list):
-            found = [types_of(option, root, depth + 1) for option in options]
-            known = [types for types in found if types is not None]
-            return frozenset().union(*known) if known else None
+def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str] | None:
+    """The types that a schema allows; None where it does not say, or not within MAX_SCHEMAS schemas: a client that is
+    not trusted wrote it, and refers to whatever it likes."""
+    found: set[str] = set()
+    waiting, seen = [schema], set[int]()
+    for _ in range(MAX_SCHEMAS):
+        if not waiting:
+            return frozenset(found) or None
+        one = waiting.pop()
+        if not isinstance(one, Mapping) or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(ref := one.get("$ref"), str):
+            waiting.append(resolved(ref, root))
+        elif isinstance(named := one.get("type"), str):
+            found.add(named)
+        elif isinstance(named, list):
+            found.update(type_ for type_ in named if isinstance(type_, str))
+        elif isinstance(values := one.get("enum"), list):
+            found.update(KINDS.get(kind, "null") for kind in set(map(type, values)))
+        elif "const" in one:
+            found.add(_kind(one["const"]))
+        else:
+            for name in ALTERNATIVES:
+                if isinstance(options := one.get(name), list):
+                    waiting += options[:MAX_SCHEMAS]
+                    break
     return None
 
 
@@ -52,11 +62,14 @@ def as_json(text: str, types: frozenset[str] | None) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _resolved(ref: str, root: Mapping[str, Any]) -> Any:
+def resolved(ref: str, root: Any) -> Any:
     """What a reference within the schema points to; None where it points nowhere."""
-    found: Any = root
-    for part in ref.removeprefix("#").strip("/").split("/"):
-        found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+    begin, *parts = ref.split("/", MAX_NAMES)
+    found = root if begin == "#" else None
+    for part in parts:
+        if not isinstance(found, Mapping):
+            return None
+        found = found.get(part.replace("~1", "/").replace("~0", "~"))
     return found
 
 

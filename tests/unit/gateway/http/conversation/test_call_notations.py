@@ -58,7 +58,7 @@ def test_a_demanded_call_in_every_notation_is_what_its_parser_reads(name: str) -
     assert not accepts(grammar, in_form(form, {"with": "a"}) + form.after + form.end), "hours are required"
 
 
-@pytest.mark.parametrize("odd", [None, True, 5, "a"])
+@pytest.mark.parametrize("odd", [None, True, 5, "a", [["with"], {"with": 1}]])
 @pytest.mark.parametrize("name", BARE)
 def test_what_is_no_list_demands_nothing(name: str, odd: object) -> None:
     parser = make_tool_parser(name, {})
