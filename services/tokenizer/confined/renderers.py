@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 
+from services.tokenizer.call_ids import ids_of, with_ids
 from services.tokenizer.chats import render_job
 from services.tokenizer.confined.children import ChildPool
 from services.tokenizer.confined.frames import Rendering, RenderJob, RenderSetup
@@ -48,6 +49,7 @@ class RendererPool(ChildPool[Rendering]):
             max_answer_bytes=max_output_bytes + 4096,
             num_children=num_renderers,
         )
+        self._make_id = ids_of(template + (tool_template or ""))
 
     async def render(
         self,
@@ -60,6 +62,8 @@ class RendererPool(ChildPool[Rendering]):
 
         `allowance`: times the usual that it may wait and take.
         """
+        if self._make_id is not None:
+            messages = with_ids(messages, self._make_id)
         job = render_job(messages, options, time.time() if now is None else now)
         rendering = await self.ask(job, allowance)
         if rendering.error:

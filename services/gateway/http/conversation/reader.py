@@ -83,5 +83,5 @@ class AnswerReader:
 
 
 def call_id() -> str:
-    """As OpenAI writes them; also nine or more letters and digits, as Mistral's templates want."""
+    """As OpenAI writes them.  A template that wants others gets others (services/tokenizer/call_ids.py)."""
     return f"call_{uuid.uuid4().hex[:24]}"
