@@ -25,6 +25,13 @@ MISTRAL = (  # as Mistral's own templates do
     '[TOOL_RESULTS]{{ m.content }} "call_id": "{{ m.tool_call_id }}"'
     "{% endif %}{% endfor %}"
 )
+KIMI = (  # as Kimi K2's template does
+    "{% for m in messages %}"
+    "{% for call in m.tool_calls or [] %}"
+    "<|tool_call_begin|>{{ call['id'] }}<|tool_call_argument_begin|>{{ call['function']['arguments'] | tojson }}"
+    "<|tool_call_end|>{% endfor %}"
+    "{% if m.role == 'tool' %}## Return of {{ m.tool_call_id }}\n{{ m.content }}{% endif %}{% endfor %}"
+)
 ASKED = ChatMessage("user", "How is the weather?")
 
 
@@ -65,6 +72,15 @@ async def test_mistral_s_template_gets_nine_letters_and_digits(own_template: boo
 async def test_a_call_without_an_id_is_refused_in_the_template_s_words() -> None:
     with pytest.raises(RequestError, match="alphanumeric strings with length 9"):
         await rendered(MISTRAL, calling(""))
+
+
+async def test_kimi_s_template_gets_ids_with_the_names_and_numbers_of_their_calls() -> None:
+    chat = calling(OURS, "functions.weather:7", "functions.clock:0") + calling(CLAUDE_S)
+    text = await rendered(KIMI, chat)
+    called = re.findall(r"<\|tool_call_begin\|>(.*?)<\|tool_call_argument_begin\|>", text)
+    assert called == ["functions.weather:0", "functions.weather:7", "functions.weather:2", "functions.weather:3"]
+    answered = re.findall(r"## Return of (\S+)", text)
+    assert answered == [*reversed(called[:3]), called[3]], "what the model wrote itself stays"
 
 
 @pytest.mark.parametrize("check", [

@@ -74,15 +74,16 @@ class ChatCall:
         self.texts = TokenTexts(gate.vocabulary, as_ids=gate.names_ids(body.return_tokens_as_token_ids))
         self.n = 1 if body.n is None else body.n
         self.usage = UsageOptions(body, gate.settings.gateway)
-        variables = variables_of(body)
+        variables, messages = variables_of(body), read_messages(body.messages)
         self.conversation = Conversation(
-            messages=read_messages(body.messages),
+            messages=messages,
             tools=ToolUse(
                 gate.formats,
                 body.tools or [],
                 body.tool_choice,
                 parallel=body.parallel_tool_calls is not False,
                 variables=variables,
+                said=messages,
             ),
             variables=variables,
             begins_a_message=begins_a_message(body),
@@ -90,7 +91,7 @@ class ChatCall:
             shows_reasoning=body.include_reasoning is not False,
             thinking=thinking_budget(gate.formats, body.thinking_token_budget, body.chat_template_kwargs),
         )
-        self.shown = echoed(body, self.conversation.messages)
+        self.shown = echoed(body, messages)
         check_n(self.n, gate.settings.scheduling.max_n)
 
     async def request(self, request: Request) -> TokenizeRequest:

@@ -22,6 +22,7 @@ from shared.requests.grammar import JSON_OPTIONS, MAX_GRAMMAR_BYTES, OPTIONS_KEY
 
 MAX_CALLS = 16  # of one answer
 MAX_GAP = 4  # characters
+NUMBER = "/[0-9]{1,4}/"  # of a call in its conversation
 NO_ARGUMENTS = {"type": "object", "properties": {}}  # a function without parameters has none, to OpenAI too
 FIELD = "tools"
 
@@ -43,8 +44,7 @@ def any_calls(
         yield f"start:{_opened(opening)} call{more}{_literal(form.end)}"
         yield "call: " + " | ".join(f"c{place}" for place in range(len(functions)))
         for place, function in enumerate(functions):
-            head = form.name(function.name) + form.middle
-            yield f"c{place}:{_literal(head)} a{place}{_literal(form.after)}"
+            yield f"c{place}:{_head(form, function.name)} a{place}{_literal(form.after)}"
             yield from _arguments(form, place, function, closes=closes)
 
     return _grammar(rules())
@@ -140,6 +140,13 @@ def _json(schema: Mapping[str, Any]) -> str:
 def _opened(opening: str) -> str:
     """Models leave lines free between their reasoning and a call."""
     return f" /[ \\n]{{0,{MAX_GAP}}}/{_literal(opening)}" if opening else ""
+
+
+def _head(form: CallFormat, name: str) -> str:
+    """What stands before the arguments of a call; the model says which call of the conversation it is."""
+    if form.number:
+        return f"{_literal(form.name(name) + form.number)} {NUMBER}{_literal(form.middle)}"
+    return _literal(form.head(name, 0))
 
 
 def _literal(text: str) -> str:

@@ -66,9 +66,10 @@ class ToolUse:
         *,
         parallel: bool,
         variables: Mapping[str, Any] | None,
+        said: Sequence[ChatMessage] = (),
     ) -> None:
         """`tools` as chats have them; `parallel`: an answer may have several calls; `variables`: the template's, None
-        where a demanded call is not thought about."""
+        where a demanded call is not thought about; `said`: the chat so far, whose calls some formats count."""
         parser = make_tool_parser(formats.tools)
         choice = "auto" if choice is None else choice
         self.tools = tools
@@ -96,7 +97,8 @@ class ToolUse:
         if parser is None or not (self.named or choice == "required"):
             return
         check_parameters(self.tools, self.named)
-        opening = parser.opening(self.named) if self.named else parser.form.begin
+        num_calls = sum(len(message.tool_calls) for message in said)
+        opening = parser.opening(self.named, num_calls) if self.named else parser.form.begin
         # A format's special tokens are no text that a grammar could name.
         if opening and variables is not None and not self.keeps_special_tokens:
             self.thinking = unlimited_thinking(formats, variables)

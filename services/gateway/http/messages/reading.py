@@ -45,9 +45,9 @@ def conversation_of(body: MessagesPrompt, formats: AnswerFormats) -> Conversatio
     continues = last is not None and last.role == ASSISTANT
     if last is not None and continues and last.calls:
         raise field_error("messages", "must not end with tool_use blocks: their tool_result blocks are missing")
-    choice = body.tool_choice
+    choice, messages = body.tool_choice, turns.messages
     return Conversation(
-        messages=turns.messages,
+        messages=messages,
         names=turns.names,
         tools=ToolUse(
             formats,
@@ -55,6 +55,7 @@ def conversation_of(body: MessagesPrompt, formats: AnswerFormats) -> Conversatio
             _choice(body),
             parallel=choice is None or not choice.disable_parallel_tool_use,
             variables=_variables(body) if body.thinking is not None else None,
+            said=messages,
         ),
         variables=_variables(body),
         begins_a_message=not continues,

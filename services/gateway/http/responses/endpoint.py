@@ -142,10 +142,11 @@ class Responses:
         self, gate: Gate, body: ResponsesBody, before: Sequence[InputItem], tools: ResponseTools
     ) -> Conversation:
         turns = turns_of(body, before)
+        messages = turns.messages
         effort = body.reasoning.effort if body.reasoning else None
         variables = {"reasoning_effort": effort} if effort else {}
         return Conversation(
-            messages=turns.messages,
+            messages=messages,
             names=turns.names,
             tools=ToolUse(
                 gate.formats,
@@ -153,6 +154,7 @@ class Responses:
                 tools.choice,
                 parallel=body.parallel_tool_calls is not False,
                 variables=variables,
+                said=messages,
             ),
             variables=variables,
         )

@@ -42,8 +42,8 @@ class KimiK2Parser(JsonArgumentsParser):
     keeps_special_tokens = True
     tags = Tags((KIMI_BEGIN, KIMI_CALL), KIMI_CALL, (KIMI_ARGUMENTS,), KIMI_CALL_END, (KIMI_END,))
     form = CallFormat(
-        f"{KIMI_BEGIN}{KIMI_CALL}functions.", f":0{KIMI_ARGUMENTS}", KIMI_CALL_END, f"{KIMI_CALL}functions.", KIMI_END,
-        quoted=False,
+        f"{KIMI_BEGIN}{KIMI_CALL}functions.", KIMI_ARGUMENTS, KIMI_CALL_END, f"{KIMI_CALL}functions.", KIMI_END,
+        quoted=False, number=":",
     )  # fmt: skip
 
     def _clean(self, heading: str) -> str:

@@ -31,9 +31,10 @@ class CallParser:
         self._behind: ReadOn = self._read_text  # the state behind that value
         self._raw: list[str] = []
 
-    def opening(self, name: str) -> str:
-        """How a call of `name` begins, up to its arguments: put before the answer, it makes the model call it."""
-        return self.form.begin + self.form.name(name) + self.form.middle
+    def opening(self, name: str, num_calls: int = 0) -> str:
+        """How a call of `name` begins, up to its arguments: put before the answer, it makes the model call it.
+        `num_calls`: how many the conversation has before it."""
+        return self.form.begin + self.form.head(name, num_calls)
 
     def feed(self, text: str) -> list[Part]:
         """The parts that are certain with this text."""

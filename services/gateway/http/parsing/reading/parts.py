@@ -62,13 +62,18 @@ class CallFormat(msgspec.Struct, frozen=True):
     """How calls are written around the names and the arguments, which are JSON objects unless there is a `style`."""
 
     begin: str  # before the first call's name
-    middle: str  # between a name and its arguments
+    middle: str  # between a name, with its number, and its arguments
     after: str  # behind a call's arguments
     again: str  # before the name of each further call
     end: str = ""  # behind the last call
     quoted: bool = True  # names are JSON strings
     style: ArgumentStyle | None = None
+    number: str = ""  # behind a name, before the number of the call in its conversation; empty: calls have none
 
     def name(self, name: str) -> str:
         """A function's name as a call has it."""
         return msgspec.json.encode(name).decode() if self.quoted else name
+
+    def head(self, name: str, number: int) -> str:
+        """What stands before the arguments of a call that has `number` calls before it."""
+        return self.name(name) + (f"{self.number}{number}" if self.number else "") + self.middle

@@ -16,7 +16,9 @@ from shared.automata.compiling import Compiler
 from shared.automata.vocabulary import load_vocabulary
 from shared.text.tokenization import load_tokenizer
 from tests.integration.engine import MODEL
+from tests.unit.gateway.http.client import http
 from tests.unit.gateway.http.requests.test_formats import CLOCK, PARSERS, accepts
+from tests.unit.gateway.troupe import LAST
 
 BARE = tuple(name for name in TOOL_PARSERS if name not in PARSERS)  # names are no JSON strings there
 MEETING = FunctionBody(
@@ -46,7 +48,8 @@ def test_a_demanded_call_in_every_notation_is_what_its_parser_reads(name: str) -
     for arguments in MEETINGS:
         text = in_form(form, arguments) + form.after + form.end
         assert accepts(grammar, text), text
-        whole = f"meet{form.middle}{in_form(form, arguments)}{form.after}{form.again}clock{form.middle}"
+        first, second = form.head("meet", 11), form.head("clock", 12)
+        whole = f"{first}{in_form(form, arguments)}{form.after}{form.again}{second}"
         whole += ("{}" if form.style is None else "") + form.after + form.end
         assert accepts(either, whole), whole
         made = make_tool_parser(name, {"meet": parameters or {}})
@@ -102,3 +105,46 @@ def test_a_tag_that_is_a_token_may_be_written_in_a_format(tmp_path: Path) -> Non
     assert allowed[size] and not allowed[0]
     following.advance([size])
     assert following.allowed()[0]
+
+
+HAS: dict[str, object] = {"type": "object", "properties": {}}
+TWICE: dict[str, dict[str, object]] = {
+    "/v1/chat/completions": {
+        "messages": [
+            {"role": "assistant", "tool_calls": [{"id": one, "function": {"name": "meet"}} for one in "ab"]},
+            *({"role": "tool", "tool_call_id": one, "content": "no"} for one in "ab"),
+        ],
+        "tools": [{"type": "function", "function": {"name": "meet", "parameters": HAS}}],
+        "tool_choice": {"type": "function", "function": {"name": "meet"}},
+    },
+    "/v1/responses": {
+        "input": [
+            *({"type": "function_call", "call_id": one, "name": "meet", "arguments": "{}"} for one in "ab"),
+            *({"type": "function_call_output", "call_id": one, "output": "no"} for one in "ab"),
+        ],
+        "tools": [{"type": "function", "name": "meet", "parameters": HAS}],
+        "tool_choice": {"type": "function", "name": "meet"},
+    },
+    "/v1/messages": {
+        "max_tokens": 9,
+        "messages": [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": one, "name": "meet"} for one in "ab"]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": one, "content": "no"} for one in "ab"]},
+        ],
+        "tools": [{"name": "meet", "input_schema": HAS}],
+        "tool_choice": {"type": "tool", "name": "meet"},
+    },
+}
+
+
+@pytest.mark.parametrize("path", TWICE)
+async def test_a_named_call_has_the_number_of_calls_before_it_where_the_format_counts_them(path: str) -> None:
+    async with http(tool_call_parser="kimi_k2") as h:
+        asked = h.post(path, TWICE[path])
+        request = await h.troupe.request()
+        assert request.chat_options is not None
+        assert request.chat_options.opening.endswith("functions.meet:2<|tool_call_argument_begin|>")
+        h.troupe.say(request, "{}<|tool_call_end|><|tool_calls_section_end|>", **LAST)
+        response = await asked
+        assert response.status_code == 200 and '"meet"' in response.text
