@@ -18,6 +18,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from services.tokenizer.confined.frames import RenderJob
 
+MARK = "pageant7c1e5b92open"  # behind the words of a message that stays open, while it is rendered
+
 
 class GenerationTag(Extension):
     """{% generation %} marks what an assistant has said, for training; here it is only its body."""
@@ -45,11 +47,12 @@ def compile_template(source: str) -> Template:
 
 def render(template: Template, special_tokens: Mapping[str, str], job: RenderJob, max_output_bytes: int) -> str:
     """The text of a chat, which asks for the assistant's next message or leaves the last one open."""
+    messages = [*job.messages[:-1], _marked(job.messages[-1])] if job.continue_final_message else job.messages
     given = {
         "strftime_now": datetime.fromtimestamp(job.now).strftime,
         **special_tokens,
         **job.variables,
-        "messages": job.messages,
+        "messages": messages,
         "tools": job.tools,
         "documents": None,
         "add_generation_prompt": job.add_generation_prompt,
@@ -58,13 +61,29 @@ def render(template: Template, special_tokens: Mapping[str, str], job: RenderJob
     return _left_open(text, job.messages[-1]) if job.continue_final_message else text
 
 
+def _marked(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message with a mark behind its words: they alone may be anywhere, also in what the template writes."""
+    words, space = _content(message)
+    return {**message, "content": words + MARK + space}
+
+
 def _left_open(text: str, message: Mapping[str, Any]) -> str:
-    """Without what the template writes after the last message's words."""
-    content = str(message.get("content", "")).strip()
-    end = text.rfind(content)
-    if not content or end < 0:
+    """Without what the template writes after the last message; white space at its end is what the template left."""
+    words, space = _content(message)
+    before, mark, after = text.rpartition(MARK)
+    if not (words and mark):
         raise TemplateError("the last message cannot be continued: its content is not found in the rendered chat")
-    return text[: end + len(content)]
+    kept = 0
+    while kept < len(space) and after[kept : kept + 1] == space[kept]:
+        kept += 1
+    return before + space[:kept]
+
+
+def _content(message: Mapping[str, Any]) -> tuple[str, str]:
+    """A message's words, and the white space behind them."""
+    content = str(message.get("content", ""))
+    words = content.rstrip()
+    return words, content[len(words) :]
 
 
 def _capped(pieces: Iterator[str], max_output_bytes: int) -> Iterator[str]:

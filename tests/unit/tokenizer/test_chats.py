@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2 import TemplateError
 
 from services.tokenizer.chats import MAX_TOOLS, num_bytes, render_job, template_message
 from services.tokenizer.confined.template import compile_template, render
@@ -58,7 +59,41 @@ def test_the_last_message_is_left_open(data_dir: Path) -> None:
     assert template is not None
     begun = [ASKED, ChatMessage("assistant", "It is ")]
     found = text(template, begun, add_generation_prompt=False, continue_final_message=True)
-    assert found.endswith("It is")
+    assert found.endswith("It is "), "this template trims no content"
+
+
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+LLAMA_3 = "{% for m in messages %}<|start|>{{ m.role }}<|end|>\n\n{{ m.content | trim }}<|eot_id|>{% endfor %}"
+LLAMA_2 = (
+    "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content.strip() }} [/INST]"
+    "{% else %} {{ m.content.strip() }} </s>{% endif %}{% endfor %}"
+)
+OPEN: dict[str, Any] = {"add_generation_prompt": False, "continue_final_message": True}
+
+
+@pytest.mark.parametrize("content", [
+    "<", "end", "id", "s", "It is", "It is ", "It is\n\n", "It is \n", "\nIt is\t", "a<|im_end|>",
+    "How is the weather?",
+])  # fmt: skip
+@pytest.mark.parametrize("template", [CHATML, LLAMA_3, LLAMA_2], ids=["chatml", "llama-3", "llama-2"])
+def test_a_message_is_left_open_where_its_words_end(template: str, content: str) -> None:
+    """Words may be those of the template, too; white space behind them stays where the template leaves it."""
+    begun = [ASKED, ChatMessage("assistant", content)]
+    head = text(template, [ASKED, ChatMessage("assistant", "WORDS")]).partition("WORDS")[0]
+    found = text(template, begun, **OPEN)
+    assert text(template, begun, add_generation_prompt=False).startswith(found)
+    if template == CHATML:
+        assert found == head + content
+    else:
+        assert found.rstrip() == head + content.strip()
+
+
+@pytest.mark.parametrize(("template", "content"), [
+    ("{% for m in messages %}{{ m.role }}{% endfor %}", "user"), (CHATML, ""), (CHATML, " \n"),
+], ids=["elsewhere", "empty", "blank"])  # fmt: skip
+def test_a_message_without_words_of_its_own_cannot_be_continued(template: str, content: str) -> None:
+    with pytest.raises(TemplateError, match="cannot be continued"):
+        text(template, [ASKED, ChatMessage("assistant", content)], **OPEN)
 
 
 REFUSED: list[dict[str, Any]] = [
