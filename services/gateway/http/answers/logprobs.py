@@ -12,6 +12,7 @@ from services.gateway.http.answers.objects import (
     TopLogprob,
 )
 from services.gateway.http.requests.vocabulary import TokenNames
+from services.gateway.streams.stream import StreamDelta
 from shared.messages import TokenLogprobs
 
 LOWEST = -9999.0  # JSON has no infinity
@@ -22,6 +23,17 @@ Entry = TokenLogprobs | None
 def ids_of(entries: Iterable[Entry]) -> set[int]:
     """Every token that the entries name."""
     return {token_id for entry in entries if entry for token_id in entry.token_ids}
+
+
+def ids_in(deltas: Iterable[StreamDelta], *, tells_output: bool) -> set[int]:
+    """Every token that the log-probabilities of some output name.  `tells_output`: they tell of each token of it, also
+    of those that have none, because another life of the scheduler computed them."""
+    found: set[int] = set()
+    for delta in deltas:
+        found |= ids_of([*delta.logprobs, *delta.prompt_logprobs])
+        if tells_output:
+            found.update(delta.token_ids)
+    return found
 
 
 class TokenTexts:

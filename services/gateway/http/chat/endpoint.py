@@ -9,7 +9,7 @@ from starlette.responses import Response
 from services.gateway.generation.checks import check_n
 from services.gateway.http.answers.answer import UsageOptions, finish_reason, identity
 from services.gateway.http.answers.events import DONE, EventResponse, Events, WholeResponse, event
-from services.gateway.http.answers.logprobs import Entry, TokenTexts, chat_logprobs, ids_of, prompt_logprobs
+from services.gateway.http.answers.logprobs import Entry, TokenTexts, chat_logprobs, ids_in, prompt_logprobs
 from services.gateway.http.answers.objects import (
     PromptLogprobs,
     encode,
@@ -141,7 +141,7 @@ class ChatCall:
 
         (stream,) = await self.gate.run([asked], consume)
         entries = outputs[0].prompt_logprobs
-        await self.texts.learn(ids_of([*entries, *(entry for one in outputs for entry in one.logprobs)]))
+        await self.texts.learn(ids_in(outputs, tells_output=bool(self.body.logprobs)))
         choices = [
             self._choice(stream, output, message_of(found, self.shown), reader)
             for output, found, reader in zip(outputs, parts, readers, strict=True)
@@ -202,8 +202,8 @@ class ChatStream:
 
         async def consume(_: int, stream: Stream, deltas: list[StreamDelta]) -> None:
             if call.body.logprobs or call.body.prompt_logprobs is not None:  # tokens are called by their texts
-                entries = [entry for delta in deltas for entry in (*delta.prompt_logprobs, *delta.logprobs)]
-                await stream.before_writing(call.texts.learn(ids_of(entries)))
+                wanted = ids_in(deltas, tells_output=bool(call.body.logprobs))
+                await stream.before_writing(call.texts.learn(wanted))
             await events.write(b"".join(self._events(stream, delta) for delta in deltas))
 
         (stream,) = await call.gate.run([self._asked], consume, self._everything)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from services.gateway.generation.checks import check_n
 from services.gateway.http.answers.answer import UsageOptions, finish_reason, identity
 from services.gateway.http.answers.events import DONE, EventResponse, Events, WholeResponse, event
-from services.gateway.http.answers.logprobs import Entry, TokenTexts, ids_of, legacy_logprobs, prompt_logprobs
+from services.gateway.http.answers.logprobs import Entry, TokenTexts, ids_in, legacy_logprobs, prompt_logprobs
 from services.gateway.http.answers.objects import (
     Explanations,
     LegacyLogprobs,
@@ -179,7 +179,8 @@ class CompletionCall:
         """The texts of the tokens that log-probabilities of a prompt's output name."""
         if self.body.logprobs is None and self.body.prompt_logprobs is None:
             return
-        wanted = set().union(*(ids_of([*delta.logprobs, *delta.prompt_logprobs]) for delta in deltas))
+        tells_output = self.body.logprobs is not None and not self.only_prompt
+        wanted = ids_in(deltas, tells_output=tells_output)
         if self.echo:
             wanted.update(self.prompts[place].token_ids or [])
         await self.texts.learn(wanted)

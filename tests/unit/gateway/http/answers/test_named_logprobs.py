@@ -130,3 +130,31 @@ async def test_top_logprobs_of_a_response_need_to_be_included() -> None:
     async with http() as h:
         status, error = await h.refusal("/v1/responses", {"input": "Hi", "top_logprobs": 1})
         assert (status, error["param"]) == (400, "top_logprobs")
+
+
+TOLD: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 1}),
+    ("/v1/completions", {"prompt": "a", "logprobs": 1}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), TOLD)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_token_that_another_life_of_the_scheduler_computed_has_a_name_and_no_log_probability(
+    path: str, body: dict[str, Any], stream: bool
+) -> None:
+    """As a client is sent it that returns to a gateway that has not served the answer before."""
+    async with http() as h:
+        asked = h.post(path, body | {"stream": stream})
+        request = await h.troupe.request()
+        entries = [None, TokenLogprobs([8, 9], [-1.0, -2.0], 1)]
+        h.troupe.say(request, "t7 t8", token_ids=[7, 8], logprobs=entries, **LAST)
+        assert set(await h.answer_pieces()) == {7, 8, 9}
+        response = await asked
+        assert response.status_code == 200
+        told = [one["choices"][0]["logprobs"] for one in (events(response.text) if stream else [response.json()])]
+        (found,) = [one for one in told if one]
+        if "content" in found:
+            assert [(one["token"], one["logprob"]) for one in found["content"]] == [("t7", -9999.0), ("t8", -1.0)]
+        else:
+            assert (found["tokens"], found["token_logprobs"]) == (["t7", "t8"], [None, -1.0])
