@@ -6,7 +6,8 @@ import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
 from typing import Any
 
-VERSION = 23  # PG_ABI
+VERSION = 24  # PG_ABI
+LORA_PARTS = 4  # PG_LORA_PARTS
 
 RMS_NORM, LAYER_NORM = range(2)  # PgNormKind
 SILU, GELU_TANH, CLAMPED_SWIGLU = range(3)  # PgActivation
@@ -142,7 +143,7 @@ class PgLoraPart(Structure):
 
 
 class PgLora(Structure):
-    _fields_ = [("parts", PgLoraPart * 3), ("num_parts", c_int32), ("format", c_int32)]
+    _fields_ = [("parts", PgLoraPart * LORA_PARTS), ("num_parts", c_int32), ("format", c_int32)]
 
 
 class PgGroup(Structure):

@@ -53,9 +53,11 @@ def pack_lora(
     dtype: torch.dtype,  # float32 or bfloat16
     take: Take = new_bytes,
 ) -> PackedLora:
-    """Raises ValueError where vectors do not divide the output features."""
+    """Raises ValueError where vectors do not divide the output features, and for more parts than a linear joins."""
     if not any(part.rank for part in parts):
         return NOTHING
+    if len(parts) > abi.LORA_PARTS:
+        raise ValueError(f"{len(parts)} projections are joined, of which adapters change {abi.LORA_PARTS} at most")
     struct = abi.PgLora(num_parts=len(parts), format=FORMATS[dtype])
     held: list[Tensor] = []
     for own, part in zip(struct.parts, parts, strict=False):

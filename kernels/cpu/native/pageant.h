@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-#define PG_ABI 23
+#define PG_ABI 24
 #define PG_DIGEST_WORDS 4  // kernels/ops/digest.py
 
 // PG_I4 and PG_U4 are of weights alone: 4 bits, with scales of groups; PG_I4's are float16, and its zeros 8.
@@ -162,9 +162,11 @@ typedef struct {
     float scale;
 } PgLoraPart;
 
+#define PG_LORA_PARTS 4  // queries, keys, values, and gates of attention
+
 // To one linear, of which gate and up take turns.
 typedef struct {
-    PgLoraPart parts[3];
+    PgLoraPart parts[PG_LORA_PARTS];
     int32_t num_parts;  // 0: it adds nothing
     int32_t format;     // of A and B: PG_F32 or PG_BF16
 } PgLora;

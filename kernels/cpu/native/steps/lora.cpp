@@ -5,7 +5,7 @@
 
 namespace {
 
-constexpr int MOST_PARTS = 3, CHUNK = 32, BLOCK = 16;  // features; ranks
+constexpr int MOST_PARTS = PG_LORA_PARTS, CHUNK = 32, BLOCK = 16;  // features; ranks
 constexpr int64_t MOST_RANKS = 256;
 // How far asking for adapters is ahead of the linears' work, in layers.  Less is late for gate's and up's, the largest,
 // before which a layer has done a quarter of its work; with more it was slower (docs/measurements/adapters.md).

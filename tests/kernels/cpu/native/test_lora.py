@@ -13,7 +13,8 @@ from tests.kernels.cpu.natives import BUILDS, load_build
 
 K = 80
 PARTS = (64, 32, 32)
-RANKS = ((16, 16, 16), (5, 0, 3), (1, 64, 8))  # of each adapter, in each part
+GATED = (*PARTS, 64)  # gates behind the values
+RANKS = ((16, 16, 16, 16), (5, 0, 3, 0), (1, 64, 8, 3))  # of each adapter, in each part
 MAX_RANK = 64
 
 
@@ -44,13 +45,14 @@ def used_memory(size: int) -> Tensor:
 
 @pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize("round_rows", [False, True], ids=["floats", "rounded"])
+@pytest.mark.parametrize("parts", [PARTS, GATED], ids=len)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_native_code_is_the_reference(dtype: torch.dtype, round_rows: bool, build: str) -> None:
+def test_native_code_is_the_reference(dtype: torch.dtype, parts: tuple[int, ...], round_rows: bool, build: str) -> None:
     native = load_build(build)
     rows = [0, 0, 0, 0, 0, 1, NO_ADAPTER, 2, 2, 1]
-    adapters = [make_parts(index, dtype) for index in range(3)]
-    x, y = normal(len(rows), K, seed=1), normal(len(rows), sum(PARTS), seed=2)
-    structs = [pack_lora(parts, native, dtype, used_memory) for parts in adapters]
+    adapters = [make_parts(index, dtype, parts) for index in range(3)]
+    x, y = normal(len(rows), K, seed=1), normal(len(rows), sum(parts), seed=2)
+    structs = [pack_lora(own, native, dtype, used_memory) for own in adapters]
     given = [None if row < 0 else structs[row].struct for row in rows]
     found = native.lora(x, y.clone(), given, round_rows=round_rows)
     if round_rows and (native.fast_bfloat16 or build == "bf16-dot"):  # the latter emulates it on any processor
@@ -72,3 +74,9 @@ def test_the_reference_gives_a_row_the_same_bits_in_any_batch() -> None:
 def test_output_features_that_no_vector_divides_are_refused() -> None:
     with pytest.raises(ValueError, match="no multiple"):
         pack_lora([LoraPart(10, normal(2, K), normal(10, 2))], load_build("native"), torch.float32)
+
+
+def test_more_projections_than_a_linear_joins_are_refused() -> None:
+    parts = make_parts(0, torch.float32, GATED)
+    with pytest.raises(ValueError, match="5 projections are joined, of which adapters change 4 at most"):
+        pack_lora([*parts, parts[0]], load_build("native"), torch.float32)
