@@ -5,6 +5,8 @@ Each row is a program's own, and sums go in one order of features and ranks: a r
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import torch
 import triton
 import triton.language as tl
@@ -30,9 +32,9 @@ def lora(
         x, weights.down, weights.scales, adapters, reduced, ranks, depth, x.stride(0),
         RANKS=RANKS, FEATURES=FEATURES, enable_fp_fusion=False,
     )  # fmt: skip
-    first, second, _ = (*weights.parts, columns, columns)[:3]
+    second, third, fourth = accumulate((*weights.parts, columns, columns)[:3])
     add_rows[(num_tokens, triton.cdiv(columns, COLUMNS))](
-        reduced, weights.up, adapters, y, ranks, columns, weights.max_rank, y.stride(0), first, first + second,
+        reduced, weights.up, adapters, y, ranks, columns, weights.max_rank, y.stride(0), second, third, fourth,
         COLUMNS=COLUMNS, MOST_RANKS=power_of_2(weights.max_rank), enable_fp_fusion=False,
     )  # fmt: skip
     return y
@@ -81,11 +83,12 @@ def add_rows(
     stride: int,  # of y
     second: int,
     third: int,
+    fourth: int,
     COLUMNS: tl.constexpr,
     MOST_RANKS: tl.constexpr,
 ) -> None:
-    """y += B reduced, of one token's COLUMNS output features; those from `second` and `third` on are of other parts,
-    which have ranks of their own."""
+    """y += B reduced, of one token's COLUMNS output features; those from `second`, `third` and `fourth` on are of other
+    parts, which have ranks of their own."""
     token = tl.program_id(0).to(tl.int64)
     adapter = tl.load(adapters + token)
     if adapter >= 0:
@@ -93,7 +96,7 @@ def add_rows(
         ranks = tl.arange(0, MOST_RANKS)
         inside = columns < num_columns
         known = inside[:, None] & (ranks < max_rank)[None, :]
-        part = (columns >= second).to(tl.int32) + (columns >= third).to(tl.int32)
+        part = (columns >= second).to(tl.int32) + (columns >= third).to(tl.int32) + (columns >= fourth).to(tl.int32)
         places = (adapter * num_columns + columns[:, None]) * max_rank + ranks[None, :]
         weight = tl.load(up + places, mask=known, other=0.0)
         given = tl.load(reduced + token * num_ranks + part[:, None] * max_rank + ranks[None, :], mask=known, other=0.0)

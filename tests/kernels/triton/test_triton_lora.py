@@ -9,7 +9,7 @@ from kernels.interface import AttentionShape
 from kernels.ops.linears.lora import NO_ADAPTER, LoraWeights, lora
 from kernels.provider import has_triton, triton_kernels
 from tests.kernels.cpu.native.native_models import normal
-from tests.kernels.cpu.native.test_lora import PARTS, K, make_parts, stacked
+from tests.kernels.cpu.native.test_lora import GATED, PARTS, K, make_parts, stacked
 
 if not has_triton():
     pytest.skip("triton is not installed", allow_module_level=True)
@@ -25,7 +25,7 @@ TRITON = triton_kernels(AttentionShape())
 ROWS = [0, 0, 1, NO_ADAPTER, 2, 1, 0]
 
 
-@pytest.mark.parametrize("parts", [PARTS, PARTS[:2], PARTS[:1]], ids=len)
+@pytest.mark.parametrize("parts", [GATED, PARTS, PARTS[:2], PARTS[:1]], ids=len)
 def test_rows_are_the_reference_s_in_any_batch(parts: tuple[int, ...]) -> None:
     weights = stacked([make_parts(index, torch.float32, parts) for index in range(3)])
     down, up, scales = (one.to(DEVICE) for one in (weights.down, weights.up, weights.scales))
