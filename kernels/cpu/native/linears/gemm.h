@@ -249,19 +249,23 @@ PG_INLINE Fetch ahead(Kernel kernel, const PgLinear &w, int64_t panel, int64_t i
 
 constexpr int64_t TILED_ROWS = 512;  // whose sums wait together
 
+// Blocks of more than MOST_NIBBLE_ROWS are those of experts, whose rows are cut for the linear behind this one.
 template <class Out>
 PG_INLINE void block_of_nibbles(const Rows &x, int64_t first, int64_t last, const PgLinear &w, int64_t begin,
                                 int64_t end, Out &&out) {
     alignas(64) float results[NIBBLE_RESULTS];
     const Nibbles nibbles = nibbles_of(w);
-    for (int64_t panel = begin, taken = 1; panel < end; panel += taken) {
-        taken = multiply_nibbles((const uint8_t *)x.data, x.stride, first, last, nibbles, panel, end, results);
-        for (int64_t p = 0; p < taken; p++)
-            for (int64_t row = first; row < last; row++) {
-                const float *at = results + (p * (last - first) + row - first) * NR;
-                out(row, (panel + p) * NR, load<F>(at), load<F>(at + W));
-            }
-    }
+    for (int64_t panel = begin, taken = 1; panel < end; panel += taken)
+        for (int64_t row = first; row < last; row += MOST_NIBBLE_ROWS) {
+            const int64_t rows = last - row < MOST_NIBBLE_ROWS ? last - row : MOST_NIBBLE_ROWS;
+            const int64_t most = last - first > MOST_NIBBLE_ROWS ? panel + 1 : end;
+            taken = multiply_nibbles((const uint8_t *)x.data, x.stride, row, row + rows, nibbles, panel, most, results);
+            for (int64_t p = 0; p < taken; p++)
+                for (int64_t r = 0; r < rows; r++) {
+                    const float *at = results + (p * rows + r) * NR;
+                    out(row + r, (panel + p) * NR, load<F>(at), load<F>(at + W));
+                }
+        }
 }
 
 // What is far from the processor is asked for before it is needed: where results go, if that is known, and what is read

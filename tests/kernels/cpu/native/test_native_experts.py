@@ -169,6 +169,24 @@ def test_a_row_is_alone_where_tiles_multiply(native: Native, kind: str, monkeypa
         assert torch.equal(native.feed_forward(model, struct, x), whole)
 
 
+def test_first_linears_in_codes_before_second_ones_in_bfloat16(native: Native, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a checkpoint that has codes for gate and up alone.  Where products of bfloat16 read what they give, one
+    expert has more rows in a block than products of codes have room for."""
+    for name, size in (("HIDDEN", 96), ("INNER", 64), ("SHARED", 64)):
+        monkeypatch.setitem(globals(), name, size)
+    layer, x = make_layer("only one"), normal(700, HIDDEN)
+    model, struct = make_model(rounds=True), layer.struct(native, torch.bfloat16)
+    first = [expert.first.pack(native, INT4, by_turns=True) for expert in mixture_of(layer).experts]
+    table = (abi.PgLinear * len(first))(*(one.struct for one in first))
+    struct.experts.contents.gate_up = table
+    whole, wanted = native.feed_forward(model, struct, x), layer.feed_forward(x.double())
+    errors = (whole - wanted).square().mean(1).sqrt() / wanted.std()
+    assert 0.01 < float(errors.median()) < 0.3
+    for start, rows in ((0, 100), (100, 289), (280, 288), (411, 289), (699, 1)):
+        part = native.feed_forward(model, struct, x[start : start + rows].contiguous())
+        assert torch.equal(part, whole[start : start + rows])
+
+
 def test_experts_are_added_in_order_of_rank_and_the_shared_one_last(native: Native) -> None:
     """Told by the bits of sums whose terms are of very different sizes."""
     layer = make_layer("renormalised")
