@@ -31,6 +31,17 @@ GEMMA4_NAMES = (NameTable(slots=GEMMA4_SLOTS),)
 GEMMA4_SENSES = ("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.")
 GEMMA4_MULTIMODAL_NAMES = (NameTable(slots=GEMMA4_SLOTS, prefix="model.language_model.", unused=GEMMA4_SENSES),)
 GEMMA3_GLOBAL_THETA, GEMMA3_LOCAL_THETA = 1_000_000.0, 10_000.0
+# What holds where a file does not say: of models that see, the published ones have what differs from it alone.
+GEMMA3_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131_072,
+    "sliding_window": 4096,
+}
 
 GEMMA4_ROPES = {
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": GEMMA3_GLOBAL_THETA},
@@ -44,7 +55,8 @@ def gemma2(c: ConfigKeys) -> ModelSpec:
     return _gemma(c, "Gemma2ForCausalLM", seen, (rope(c),), softcap=_cap(c, "attn_logit_softcapping", 50.0))
 
 
-def gemma3(c: ConfigKeys) -> ModelSpec:
+def gemma3(given: ConfigKeys) -> ModelSpec:
+    c = ConfigKeys({**GEMMA3_DEFAULTS, **given.raw})
     count, pattern = c.positive_int("num_hidden_layers"), c.positive_int("sliding_window_pattern", 6)
     seen = windows(c, [SLIDING if (index + 1) % pattern else FULL for index in range(count)])
     ropes = (rope(c, kind_of_layer=FULL, theta=GEMMA3_GLOBAL_THETA), _local_rope(c))
