@@ -33,6 +33,11 @@ class Part:
         return all(piece is None for piece in pieces)
 
     @property
+    def has_whole_rows(self) -> bool:
+        """Whether the slot gets rows of the matrix with all their input features, as codes are taken."""
+        return not self.absorbed and self.columns is None
+
+    @property
     def wanted(self) -> Shape:
         """The shape of what the slot gets."""
         shape = self.shape if self.expert is None else self.shape[1:]

@@ -187,7 +187,7 @@ class Checkpoint:
 
     def take_codes(self, part: Part) -> Codes | None:
         found = self.quantised_as(part)
-        return None if found is None or part.absorbed else rows_of_codes(part, self._codes(found, part))
+        return None if found is None or not part.has_whole_rows else rows_of_codes(part, self._codes(found, part))
 
     def _codes(self, found: QuantisedMatrix, part: Part) -> Codes:
         """Of a stack one expert's; made once where several parts of it are taken one after the other."""

@@ -85,7 +85,7 @@ def _joined(parts: Parts, quantised_as: QuantisedAs) -> StoredCodes | None:
 
 
 def _codes(part: Part, found: QuantisedMatrix | None) -> StoredCodes | None:
-    return None if found is None or part.absorbed else found.codes
+    return None if found is None or not part.has_whole_rows else found.codes
 
 
 def num_experts(spec: ModelSpec) -> list[int]:

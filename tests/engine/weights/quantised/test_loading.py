@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from engine.description.ranks import Place, cut_tensors
 from engine.description.reading import read_config
-from engine.weights.source import Checkpoint
+from engine.weights.source import Checkpoint, decoded_codes, kept_codes
 from tests.engine.checkpoints import KERNELS, make_runner, random_prompt, save_checkpoint
 from tests.engine.driver import Driver
 from tests.engine.weights.quantised.encoders import change_config, gptq, quantise
@@ -100,6 +101,25 @@ def test_every_kind_of_part_is_taken_of_codes(variant: str, tmp_path: Path) -> N
             quantised += 1
             assert torch.equal(taken.dequantised(), second.take(part)), part
     assert quantised >= 4
+
+
+def test_ranks_that_add_have_the_numbers_of_their_input_features(tmp_path: Path) -> None:
+    """Codes are taken by rows alone, and stay codes where a rank has rows."""
+    quantise(tmp_path, GPTQ, lambda module, weight: symmetric(weight))
+    spec = read_config(tmp_path)
+    source = Checkpoint(tmp_path, spec)
+    cut = [cut_tensors(spec, source.tensors, Place(rank, 2, reduces=True)) for rank in range(2)]
+    for layer, whole in enumerate(source.tensors.layers):
+        for slot in ("output", "down"):
+            parts = [one.layers[layer][slot] for one in cut]
+            assert [(kept_codes(source, own), decoded_codes(source, own)) for own in parts] == [(None, None)] * 2
+            pieces = [source.take(part) for (part,) in parts]
+            assert torch.equal(torch.cat(pieces, dim=1), source.take(whole[slot][0]))
+        for slot in ("qkv", "gate_up"):
+            each = [decoded_codes(source, one.layers[layer][slot]) for one in cut]
+            for index, part in enumerate(whole[slot]):
+                pieces = [codes[index].dequantised() for codes in each if codes is not None]
+                assert torch.equal(torch.cat(pieces), source.take(part))
 
 
 def test_the_fingerprint_says_how_tensors_are_read(tmp_path: Path) -> None:
