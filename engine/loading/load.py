@@ -220,7 +220,7 @@ def plan_pool(
     elif model.device.type == "cpu":
         budget = cpu_budget(settings.memory)
     else:
-        budget = _gpu_budget(settings, model)
+        budget = _gpu_budget(settings, model, max_model_len)
     layer_bytes = layer_bytes or model.layer_bytes(settings.memory.block_size)
     first, sliding = block_bytes(spec or model.spec, layer_bytes, windows)
     first += 0 if head is None else HeadDrafter.block_bytes(head, settings.memory.block_size)
@@ -235,11 +235,11 @@ def plan_pool(
     )
 
 
-def _gpu_budget(settings: Settings, model: Model) -> int:
+def _gpu_budget(settings: Settings, model: Model, max_model_len: int) -> int:
     """What is not torch's (the driver's context, other processes) is taken too; graphs take what their steps do."""
     torch.cuda.empty_cache()
     weights = torch.cuda.memory_allocated(model.device)
-    peak = peak_activation(model, settings)
+    peak = peak_activation(model, settings, max_model_len)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(model.device)
     elsewhere = max(0, total - free - torch.cuda.memory_reserved(model.device))

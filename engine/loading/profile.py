@@ -21,12 +21,13 @@ def most_positions(scheduling: SchedulingSettings, speculation: SpeculationSetti
     return min(scheduling.max_num_batched_tokens, scheduling.max_num_seqs * (1 + drafts))
 
 
-def peak_activation(model: Model, settings: Settings) -> int:
-    """Bytes beyond the present use that a step of max_num_batched_tokens tokens and as many samples as can be needs."""
+def peak_activation(model: Model, settings: Settings, max_model_len: int) -> int:
+    """Bytes beyond the present use that a step of max_num_batched_tokens tokens and as many samples as can be needs, of
+    a model with `max_model_len` positions."""
     device = model.device
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    batch = _largest_batch(model, settings)
+    batch = _largest_batch(model, settings, max_model_len)
     model.allocate(1, settings.memory.block_size, num_states=len(batch.rows))
     with torch.inference_mode():
         hidden = model.forward(batch)
@@ -38,10 +39,10 @@ def peak_activation(model: Model, settings: Settings) -> int:
     return torch.cuda.max_memory_allocated(device) - before
 
 
-def _largest_batch(model: Model, settings: Settings) -> StepBatch:
+def _largest_batch(model: Model, settings: Settings, max_model_len: int) -> StepBatch:
     """Prompts of one length that fill the step, all in block 0: their values do not matter, only their sizes."""
     total = settings.scheduling.max_num_batched_tokens
-    longest = min(total, settings.scheduling.max_model_len or model.spec.max_position_embeddings)
+    longest = min(total, max_model_len)
     lengths = np.array([longest] * (total // longest) + ([total % longest] if total % longest else []))
     rows = np.arange(len(lengths))
     return StepBatch(

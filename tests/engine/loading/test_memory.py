@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from engine.loading.load import load_model
+from engine.loading.load import load_model, plan_pool
 from engine.loading.memory import (
     GIB,
     MemoryPlan,
@@ -17,9 +19,11 @@ from engine.loading.memory import (
     gpu_budget,
     plan_memory,
 )
-from engine.loading.profile import most_positions
+from engine.loading.profile import most_positions, peak_activation
+from engine.modeling.batch import StepBatch
 from shared.config import MemorySettings, SchedulingSettings, Settings, SpeculationSettings
 from shared.errors import ConfigError
+from tests.engine.loading.test_ranks import spec_of
 
 BLOCK = 1 << 20
 ANY_LENGTH = SchedulingSettings()
@@ -41,6 +45,45 @@ def test_draft_tokens_are_sampled_too() -> None:
     assert most_positions(few, SpeculationSettings(draft="ngram", max_num_draft_tokens=7)) == 512
     narrow = SchedulingSettings(max_num_seqs=64, max_num_batched_tokens=300)
     assert most_positions(narrow, SpeculationSettings(draft="ngram")) == 300
+
+
+def count_no_memory(patch: pytest.MonkeyPatch) -> None:
+    """What a GPU says of its memory, where there is none."""
+    for name in ("memory_allocated", "memory_reserved", "max_memory_allocated", "reset_peak_memory_stats"):
+        patch.setattr(torch.cuda, name, lambda device: 0)
+    patch.setattr(torch.cuda, "mem_get_info", lambda device: (GIB, GIB))
+
+
+def test_a_step_is_profiled_within_the_positions_that_the_model_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft has as many as the target serves, which may be fewer than a step has tokens."""
+    settings: Any = {"model": "models/pageant-stories-draft", "device": "cpu", "kernels": "torch", "num_blocks": 4}
+    given = Settings.of(max_num_batched_tokens=100, **settings)
+    model = load_model(given, longest=24).model
+    count_no_memory(monkeypatch)
+    steps: list[list[int]] = []
+    forward = model.forward
+
+    def recorded(batch: StepBatch) -> torch.Tensor:
+        steps.append(batch.scheduled.tolist())
+        return forward(batch)
+
+    monkeypatch.setattr(model, "forward", recorded)
+    assert peak_activation(model, given, 24) == 0
+    assert steps == [[24, 24, 24, 24, 4]]
+
+
+def test_a_plan_is_profiled_for_the_longest_sequence_that_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    count_no_memory(monkeypatch)
+    asked: list[int] = []
+
+    def peak(_model: object, _settings: Settings, longest: int) -> int:
+        asked.append(longest)
+        return 0
+
+    monkeypatch.setattr("engine.loading.load.peak_activation", peak)
+    model: Any = SimpleNamespace(device=torch.device("cuda"), spec=spec_of())
+    assert plan_pool(Settings.of(), model, 24, layer_bytes=[BLOCK, BLOCK]).max_model_len == 24
+    assert asked == [24]
 
 
 def test_weights_larger_than_the_share() -> None:
