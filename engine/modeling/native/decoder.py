@@ -302,7 +302,7 @@ class NativeDecoder:
 
 def why_unsupported(spec: ModelSpec, native: Native, formats: Formats, block_size: int) -> str:
     """What keeps the native kernels from this model; empty where nothing does."""
-    if formats.kv not in KV_FORMATS or formats.weights not in WEIGHT_FORMATS:
+    if formats.kv not in KV_FORMATS or not {formats.weights, formats.held_head} <= WEIGHT_FORMATS.keys():
         return f"they do not compute in {formats}"
     held: list[object] = []
     return native.why_unsupported(describe_whole(spec, formats, block_size, held))

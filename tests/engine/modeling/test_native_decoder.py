@@ -18,6 +18,7 @@ from engine.execution.runner import ModelRunner
 from engine.loading.load import load_runner
 from engine.weights.plain import DummyWeights
 from shared.config import Settings
+from shared.errors import ConfigError
 from shared.requests.sampling import SamplingParams
 from tests.engine.checkpoints import random_prompt
 from tests.engine.driver import Driver
@@ -90,6 +91,18 @@ def prompt_logprobs(runner: ModelRunner) -> Tensor:  # [num_tokens]
     driver.generate(1, chunk=70)
     runner.reset()
     return torch.tensor([one.logprobs[0] for sequence in driver.live.values() for one in sequence.prompt_logprobs])
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_a_head_in_float16_is_left_to_torch(quantization: str) -> None:
+    load_build("native")
+    formats = {"dtype": "float16", "quantization": quantization, "quantization_head": "none"}
+    settings = Settings.of(model=str(ROOT / "models" / "pageant-stories-draft"), num_blocks=64, **formats)
+    runner = load_runner(settings)
+    assert runner.no_native.startswith("this model is not served: they do not compute in float16")
+    assert [len(output) for output in generate(runner)] == [30] * 6
+    with pytest.raises(ConfigError, match=r"^kernels is .native., but this model is not served: .*, head float16"):
+        load_runner(settings.replace(kernels="native"))
 
 
 WEIGHED = """
