@@ -65,8 +65,8 @@ RESUMED_ALLOWANCE = 30.0  # times the usual that a stream under way may wait for
 PIECES_AT_ONCE = 4096  # tokens that are looked up until others have their turn
 
 
-class Job:
-    """A request that is prepared in the background."""
+class Preparation:
+    """A request on its way to being tokens, in the background or at once."""
 
     def __init__(self, request: TokenizeRequest | Question) -> None:
         self.request = request
@@ -136,7 +136,7 @@ class TokenizerActor(MemberActor):
         self.lane = Lane(settings.gateway.num_tokenizer_threads, "long-texts")
         self.decodings = Lane(1, "long-decodings")
         self.encoders = EncoderPool(tokenizer.tokenizer.to_str())
-        self.pending: dict[str, Job] = {}  # by request id; those in the background that have not been aborted
+        self.pending: dict[str, Preparation] = {}  # by request id; those in the background that have not been aborted
         self._idle = asyncio.Event()
 
     def handlers(self) -> Handlers:
@@ -162,7 +162,7 @@ class TokenizerActor(MemberActor):
         if request.latency is not None:  # the hop to this service is booked
             latency, _ = arrived(request.latency, Phase.TO_TOKENIZER, now=time.time(), busy_since=self.busy_since)
             request = msgspec.structs.replace(request, latency=latency)
-        header, started, job = request.header, time.monotonic(), Job(request)
+        header, started, job = request.header, time.monotonic(), Preparation(request)
         with self._contained(job, header.trace_id):
             if not self.scheduler_is_live:
                 raise RequestError("no scheduler is live", code=RejectCode.UNAVAILABLE)
@@ -184,7 +184,7 @@ class TokenizerActor(MemberActor):
                 )
 
     def handle_question(self, question: Question) -> None:
-        job = Job(question)
+        job = Preparation(question)
         with self._contained(job):
             if isinstance(question, EncodeRequest):
                 self.rules.check_encode(question)
@@ -283,12 +283,12 @@ class TokenizerActor(MemberActor):
             prompt = pack_prompt(await self._prompt(request, adds_special_tokens=True))
         return grammar, prompt
 
-    def _admit_compiled(self, job: Job, started: float, ready: tuple[Grammar, bytes]) -> None:
+    def _admit_compiled(self, job: Preparation, started: float, ready: tuple[Grammar, bytes]) -> None:
         (grammar, prompt), request = ready, job.generation
         params = msgspec.structs.replace(request.params, grammar=grammar)
         self._admit(msgspec.structs.replace(request, params=params), prompt, started)
 
-    def _later(self, job: Job, work: Callable[[], Awaitable[T]], use: Callable[[T], None]) -> None:
+    def _later(self, job: Preparation, work: Callable[[], Awaitable[T]], use: Callable[[T], None]) -> None:
         """Do `work` in the background, then `use` its outcome unless the request was aborted or sent anew meanwhile."""
         request_id = job.request_id
 
@@ -327,7 +327,7 @@ class TokenizerActor(MemberActor):
             )
 
     @contextlib.contextmanager
-    def _contained(self, job: Job, trace_id: str = "") -> Iterator[None]:
+    def _contained(self, job: Preparation, trace_id: str = "") -> Iterator[None]:
         """Whatever goes wrong within ends this one request, and nothing else."""
         try:
             yield

@@ -8,7 +8,6 @@ from services.scheduler.planning.branching import branch_off
 from services.scheduler.planning.plan_builder import PlanBuilder
 from services.scheduler.state.policy import Policy
 from services.scheduler.state.sequence import Status
-from shared.messages import SlidingPool
 from tests.unit.scheduler.worlds.timed import Timed
 
 
@@ -45,8 +44,8 @@ def test_a_branch_begins_where_there_is_room(
         assert beam.block_ids[:2] == source.block_ids[:2] and len(beam.block_ids) == 2 + (num_over > 0)
 
 
-@pytest.mark.parametrize("windows", [[], [SlidingPool(8, 12)]])
-def test_what_a_branch_copies_is_not_given_out_while_the_plan_is_made(windows: list[SlidingPool]) -> None:
+@pytest.mark.parametrize("windows", [[], [(8, 12)]])  # each a window and its blocks
+def test_what_a_branch_copies_is_not_given_out_while_the_plan_is_made(windows: list[tuple[int, int]]) -> None:
     """Also where its source is preempted for another sequence of the same plan."""
     policy = Policy(max_num_batched_tokens=64)
     world = Timed(policy, max_num_seqs=2, sliding=windows)

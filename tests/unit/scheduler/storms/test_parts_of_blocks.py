@@ -69,11 +69,11 @@ def start_too_long(patch: pytest.MonkeyPatch) -> None:
 
 
 def start_given_out_in_the_same_plan(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PlanBuilder, "hold", lambda self, block: None)
+    patch.setattr(PlanBuilder, "hold", lambda self, block, pool=0: None)
 
 
 def start_held_for_ever(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PlanBuilder, "hold", lambda self, block: self.replica.pool.share([block]))
+    patch.setattr(PlanBuilder, "hold", lambda self, block, pool=0: self.replica.pools[pool].share([block]))
 
 
 def tail_of_more_than_was_computed(patch: pytest.MonkeyPatch) -> None:
