@@ -77,6 +77,11 @@ class BlockLookups:
             if store in self._stores:
                 self._stores[store] = now + REST_SECONDS
 
+    @property
+    def are_open(self) -> bool:
+        """Whether an answer is waited for."""
+        return bool(self._open)
+
     def take_orders(self) -> list[LookUpBlocks]:
         """Those that were made since the last call."""
         orders, self._unsent = self._unsent, []

@@ -77,7 +77,8 @@ class Handovers:
 
     def advance(self, replica: Replica) -> None:
         """Before each plan: what has become of moves, and which sequences go over now."""
-        self._moves.expire(replica)
+        if replica.moves.open or self._moves.stores.lookups.are_open:
+            self._moves.expire(replica)
         for one in self._replicas.values():
             if one.prefills:
                 self._advance_prefills(one)

@@ -277,9 +277,10 @@ class Batcher:
                 return
 
     def _admit_waiting(self) -> None:
+        if not self.replica.waiting:
+            return
         if not self._num_rows_to_have:
             self._obstacle = (Phase.QUEUE_ROWS, None)
-        if not self.replica.waiting or not self._num_rows_to_have:
             return
         self._prefixes.look()
         for sequence in self.replica.waiting:
