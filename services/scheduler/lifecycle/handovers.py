@@ -86,7 +86,7 @@ class Handovers:
             for one in self._replicas.values():
                 if one.instance in self._moves.leaving:
                     self._advance_leaving(one)
-        else:
+        elif self._arriving:
             self._arriving.clear()
 
     def awaits_result(self, replica: Replica) -> bool:

@@ -100,7 +100,8 @@ class Batcher:
             claims = Claims(self.replica, self.shares, slack=self.policy.max_num_batched_tokens)
             self._ahead.choose(claims, self.builder.budget - self.replica.num_active, self._may_start)
         self._note_drafted()
-        self._verify()
+        if self.drafting.speculations:
+            self._verify()
         growing, prefills = self._decode()
         for sequence in growing:
             if self.builder.budget > 0 and sequence.status is Status.RUNNING:
@@ -127,7 +128,8 @@ class Batcher:
         if not self.builder.step.sequences:
             return None
         self._checkpoints.take(self.builder.step)
-        self.builder.num_wanted_drafts = self.drafting.num_wanted(self.replica, self.builder.step)
+        if self.drafting.speculations:
+            self.builder.num_wanted_drafts = self.drafting.num_wanted(self.replica, self.builder.step)
         plan = self.builder.commit()
         self._count_chunks(self.builder.step)
         self._prefixes.register(self.builder.step)

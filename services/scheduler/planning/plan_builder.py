@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from itertools import chain
+from typing import Any
+
+import msgspec
 
 from services.scheduler.draft_length.proposal import NO_DRAFTS, VerifiableDrafts
 from services.scheduler.state.policy import Policy
@@ -39,9 +42,10 @@ class PlanBuilder:
         self.copies.clear()
         self._state_forks.clear()
         self._admitted.clear()
-        for pool, block in self._sources:
-            self.replica.pools[pool].release([block])
-        self._sources.clear()
+        if self._sources:
+            for pool, block in self._sources:
+                self.replica.pools[pool].release([block])
+            self._sources.clear()
 
     def schedule(
         self,
@@ -140,42 +144,49 @@ class PlanBuilder:
             sequence.num_computed_tokens -= len(drafts.token_ids)
 
     def _build(self) -> StepPlan:
-        """Most steps have no drafts, copies or states: no time is spent on these."""
-        step, copies = self.step, self.copies.values()
-        drafts = step.drafts if step.num_drafts else None
-        keeps_states = self.replica.snapshots is not None
-        return StepPlan(
-            epoch=self.replica.epoch,
+        """Most steps are given no blocks, and have no drafts, copies or states: no time is spent on these."""
+        step, replica = self.step, self.replica
+        gets_blocks = any(step.new_blocks)
+        plan = StepPlan(
+            epoch=replica.epoch,
             step_id=step.step_id,
             admitted=[sequence.admitted(sequence.row) for sequence in self._admitted],
             rows=[sequence.row for sequence in step.sequences],
             num_computed_tokens=step.num_computed,
             num_scheduled_tokens=step.num_scheduled,
-            num_new_blocks=[len(blocks) for blocks in step.new_blocks],
-            new_block_ids=list(chain.from_iterable(step.new_blocks)),
-            block_copies=[(source, destination) for (source, _, destination), *_ in copies] if copies else [],
-            released_rows=self.replica.take_released_rows(),
-            num_draft_tokens=[len(part.token_ids) for part in drafts] if drafts else [],
-            draft_token_ids=[token for part in drafts for token in part.token_ids] if drafts else [],
-            draft_distributions=[one for part in drafts for one in part.distributions] if drafts else [],
+            num_new_blocks=[len(blocks) for blocks in step.new_blocks] if gets_blocks else [0] * len(step.sequences),
+            new_block_ids=list(chain.from_iterable(step.new_blocks)) if gets_blocks else [],
+            block_copies=[],
+            released_rows=replica.take_released_rows(),
             rejection=self._rejection,
-            new_block_generations=[
-                generation
-                for sequence, blocks in zip(step.sequences, step.new_blocks, strict=True)
-                if blocks
-                for generation in sequence.block_generations[-len(blocks) :]
-            ],
-            copy_generations=[generation for (_, generation, _), *_ in copies] if copies else [],
-            sliding=self._build_sliding() if self.replica.sliding else [],
-            state_forks=[(sequence.row, row) for sequence, row in self._state_forks.items()] if keeps_states else [],
-            state_loads=[(sequence.row, *snapshot) for sequence, snapshot in step.loads.items()]
-            if keeps_states
-            else [],
-            state_saves=[(sequence.row, *snapshot) for sequence, snapshot in step.saves.items()]
-            if keeps_states
-            else [],
+            new_block_generations=self._new_generations() if gets_blocks else [],
             num_wanted_drafts=self.num_wanted_drafts,
         )
+        if step.num_drafts or self.copies or replica.has_partial_hits:
+            return msgspec.structs.replace(plan, **self._rare_columns())
+        return plan
+
+    def _new_generations(self) -> list[int]:
+        columns = zip(self.step.sequences, self.step.new_blocks, strict=True)
+        tails = (sequence.block_generations[-len(blocks) :] for sequence, blocks in columns if blocks)
+        return list(chain.from_iterable(tails))
+
+    def _rare_columns(self) -> dict[str, Any]:
+        """Fields of a plan: drafts, copies, windows and states."""
+        step, copies = self.step, self.copies.values()
+        drafts = step.drafts if step.num_drafts else []
+        keeps_states = self.replica.snapshots is not None
+        return {
+            "block_copies": [(source, destination) for (source, _, destination), *_ in copies],
+            "num_draft_tokens": [len(part.token_ids) for part in drafts],
+            "draft_token_ids": [token for part in drafts for token in part.token_ids],
+            "draft_distributions": [one for part in drafts for one in part.distributions],
+            "copy_generations": [generation for (_, generation, _), *_ in copies],
+            "sliding": self._build_sliding() if self.replica.sliding else [],
+            "state_forks": [(sequence.row, row) for sequence, row in self._state_forks.items()],
+            "state_loads": [(s.row, *snapshot) for s, snapshot in step.loads.items()] if keeps_states else [],
+            "state_saves": [(s.row, *snapshot) for s, snapshot in step.saves.items()] if keeps_states else [],
+        }
 
     def _build_sliding(self) -> list[SlidingPlan]:
         """What the worker does not know yet of the windows' tables."""

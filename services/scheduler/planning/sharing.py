@@ -113,7 +113,8 @@ class Visitors:
         """The tenants that ask for more than their share of the rows, while another that does not is here, or was
         lately: their prompts make long the steps for which the other has to wait."""
         replica, shares = self._replica, self._shares
-        self._note_leavers()
+        if self._left or self._present != list(replica.num_rows):
+            self._note_leavers()
         if len(replica.num_rows) + len(self._left) < 2 and not replica.waiting:
             return NONE_SLOW
         here = {*self._left, *replica.num_rows, *replica.waiting.tenants}

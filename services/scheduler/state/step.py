@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from services.scheduler.blocks.snapshots import Snapshot
 from services.scheduler.draft_length.modes import PLAIN, SpeculationMode
@@ -10,21 +10,23 @@ from services.scheduler.draft_length.proposal import VerifiableDrafts
 from services.scheduler.state.sequence import Sequence
 
 
-@dataclass(slots=True)
-class Step:
-    """A plan that is being made, or that was sent and is not answered.  Its columns are parallel."""
+class Step(msgspec.Struct, eq=False):
+    """A plan that is being made, or that was sent and is not answered.  Its columns are parallel.
+
+    A Struct, because one is made for each step: it fills its columns without a call of Python code.
+    """
 
     step_id: int = -1  # given when the plan is committed
-    sequences: list[Sequence] = field(default_factory=list)
-    num_computed: list[int] = field(default_factory=list)  # before the step
-    num_scheduled: list[int] = field(default_factory=list)
-    num_samples: list[int] = field(default_factory=list)  # 1 where the last scheduled token is the last there is
-    new_blocks: list[list[int]] = field(default_factory=list)
-    drafts: list[VerifiableDrafts] = field(default_factory=list)  # counted in num_scheduled
+    sequences: list[Sequence] = []
+    num_computed: list[int] = []  # before the step
+    num_scheduled: list[int] = []
+    num_samples: list[int] = []  # 1 where the last scheduled token is the last there is
+    new_blocks: list[list[int]] = []
+    drafts: list[VerifiableDrafts] = []  # counted in num_scheduled
     num_drafts: int = 0  # draft tokens of all
     num_admitted: int = 0
-    loads: dict[Sequence, Snapshot] = field(default_factory=dict)  # with which states begin
-    saves: dict[Sequence, Snapshot] = field(default_factory=dict)  # taken of states behind the step
+    loads: dict[Sequence, Snapshot] = {}  # with which states begin
+    saves: dict[Sequence, Snapshot] = {}  # taken of states behind the step
     mode: SpeculationMode = PLAIN
 
     def drop(self, sequence: Sequence) -> int:
