@@ -105,7 +105,7 @@ def settings_environment(settings: Settings) -> dict[str, str]:
 def _read_file(path: Path, known: Set[str]) -> dict[str, Any]:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     unknown = sorted(content.keys() - known - {TABLES})
     if unknown:

@@ -64,6 +64,13 @@ def test_an_unknown_setting_in_the_file_is_named(tmp_path: Path) -> None:
         load_settings(file=tmp_path / "absent.toml", environ={})
 
 
+def test_a_file_in_another_encoding_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "pageant.toml"
+    file.write_bytes('model = "modèle"\n'.encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"cannot read .*pageant\.toml.*utf-8"):
+        load_settings(file=file, environ={})
+
+
 def test_a_name_belongs_to_one_section() -> None:
     names = [field for section in sections().values() for field in section.__struct_fields__]
     assert len(names) == len(set(names)) == len(places()) > 90
