@@ -27,6 +27,17 @@ def test_a_child_process_reads_the_same_settings() -> None:
     assert load_settings(environ=settings_environment(settings)) == settings
 
 
+@pytest.mark.parametrize("later", ['tool_call_parser = "mistral"\n', "no TOML at all"])
+def test_a_child_process_reads_no_file_beside_them(tmp_path: Path, later: str) -> None:
+    file = tmp_path / "pageant.toml"
+    file.write_text('tool_call_parser = "hermes"\n', encoding="utf-8")
+    inherited = {"PAGEANT_CONFIG": str(file)}
+    settings = load_settings({"tool_call_parser": ""}, environ=inherited)
+    assert load_settings(environ=inherited | settings_environment(settings)) == settings
+    file.write_text(later, encoding="utf-8")
+    assert load_settings(environ=inherited | settings_environment(settings)) == settings
+
+
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [
