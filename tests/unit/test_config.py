@@ -49,6 +49,15 @@ def test_a_child_process_reads_no_file_beside_them(tmp_path: Path, later: str) -
         ({"dtype": "int3"}, "dtype"),
         ({"num_blocks": -1}, "num_blocks"),
         ({"heartbeat_timeout": 0.1}, "heartbeat"),
+        ({"heartbeat_timeout": "nan"}, "heartbeat_timeout"),
+        ({"heartbeat_interval": 0}, "heartbeat_interval"),
+        ({"heartbeat_interval": "nan"}, "heartbeat_interval"),
+        ({"reconcile_interval": -1}, "reconcile_interval"),
+        ({"template_timeout": 0}, "template_timeout"),
+        ({"resume_timeout": "nan"}, "resume_timeout"),
+        ({"max_request_bytes": 0}, "max_request_bytes"),
+        ({"max_prompt_bytes": -1}, "max_prompt_bytes"),
+        ({"num_tokenizer_threads": 0}, "num_tokenizer_threads"),
     ],
 )
 def test_what_cannot_work_is_named(overrides: dict[str, object], text: str) -> None:
