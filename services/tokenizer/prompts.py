@@ -141,7 +141,7 @@ class PromptRules:
 def _with_opening(params: SamplingParams, prompt_token_ids: bytes) -> SamplingParams:
     """Templates may open the reasoning: then the output begins within it."""
     budget = params.thinking
-    if budget is None or budget.is_open or not is_left_open(unpack_tokens(prompt_token_ids), budget.tags):
+    if budget is None or budget.is_open or not is_left_open(prompt_token_ids, budget.tags):
         return params
     return msgspec.structs.replace(params, thinking=msgspec.structs.replace(budget, is_open=True))
 
