@@ -18,7 +18,7 @@ from services.tokenizer.confined.encoders import HUGE_TEXT, EncoderPool
 from services.tokenizer.confined.frames import EncodeJob
 from services.tokenizer.confined.renderers import RendererPool
 from services.tokenizer.lanes import CHARS_PER_ID, LONG_TEXT, Lane
-from services.tokenizer.prompts import PromptRules, check_deadline, pack_prompt
+from services.tokenizer.prompts import PromptRules, check_deadline, num_word_chars, pack_prompt
 from shared.actor import MemberActor
 from shared.actor.actor import Handlers
 from shared.clocks.clock import steady_time
@@ -172,16 +172,17 @@ class TokenizerActor(MemberActor):
                 return
             if (grammar := request.params.grammar) is not None:
                 self._later(job, lambda: self._compiled(request, grammar), partial(self._admit_compiled, job, started))
-            elif request.token_ids is not None:
-                self._admit(request, request.token_ids, started)
-            elif request.text is not None and len(request.text) <= LONG_TEXT:
-                self._admit(request, pack_prompt(self.tokenizer.encode(request.text)), started)
-            else:
+            elif _is_long(request):
                 self._later(
                     job,
-                    lambda: self._prompt(request, adds_special_tokens=True),
-                    lambda token_ids: self._admit(job.generation, pack_prompt(token_ids), started),
+                    lambda: self._prepared(request),
+                    lambda ready: self._admit(job.generation, *ready, started),
                 )
+            else:
+                prompt = request.token_ids
+                if prompt is None:
+                    prompt = pack_prompt(self.tokenizer.encode(request.text or ""))
+                self._admit(request, prompt, self.rules.bad_words(request.params), started)
 
     def handle_question(self, question: Question) -> None:
         job = Preparation(question)
@@ -264,8 +265,16 @@ class TokenizerActor(MemberActor):
             await asyncio.sleep(0)
         return pieces
 
-    async def _compiled(self, request: TokenizeRequest, grammar: Grammar) -> tuple[Grammar, bytes]:
-        """The request's grammar as workers read it, and its prompt.
+    async def _prepared(self, request: TokenizeRequest) -> tuple[bytes, list[list[int]]]:
+        """The request's prompt, and the tokens of the words that it does not want; of long ones elsewhere."""
+        prompt, params = request.token_ids, request.params
+        if prompt is None:
+            prompt = pack_prompt(await self._prompt(request, adds_special_tokens=True))
+        work = partial(self.rules.bad_words, params)
+        return prompt, await self.lane.run(request.header.tenant, num_word_chars(params), work)
+
+    async def _compiled(self, request: TokenizeRequest, grammar: Grammar) -> tuple[Grammar, bytes, list[list[int]]]:
+        """The request's grammar as workers read it, and what `_prepared` makes.
 
         The grammar is waited for until the request's deadline, where that comes first.
         """
@@ -278,15 +287,12 @@ class TokenizerActor(MemberActor):
         except RequestError:
             check_deadline(deadline, steady_time())
             raise
-        prompt = request.token_ids
-        if prompt is None:
-            prompt = pack_prompt(await self._prompt(request, adds_special_tokens=True))
-        return grammar, prompt
+        return grammar, *await self._prepared(request)
 
-    def _admit_compiled(self, job: Preparation, started: float, ready: tuple[Grammar, bytes]) -> None:
-        (grammar, prompt), request = ready, job.generation
+    def _admit_compiled(self, job: Preparation, started: float, ready: tuple[Grammar, bytes, list[list[int]]]) -> None:
+        (grammar, prompt, bad_words), request = ready, job.generation
         params = msgspec.structs.replace(request.params, grammar=grammar)
-        self._admit(msgspec.structs.replace(request, params=params), prompt, started)
+        self._admit(msgspec.structs.replace(request, params=params), prompt, bad_words, started)
 
     def _later(self, job: Preparation, work: Callable[[], Awaitable[T]], use: Callable[[T], None]) -> None:
         """Do `work` in the background, then `use` its outcome unless the request was aborted or sent anew meanwhile."""
@@ -308,10 +314,12 @@ class TokenizerActor(MemberActor):
         self._idle.clear()
         self.spawn(run())
 
-    def _admit(self, request: TokenizeRequest, prompt_token_ids: bytes, started: float) -> None:
+    def _admit(
+        self, request: TokenizeRequest, prompt_token_ids: bytes, bad_words: list[list[int]], started: float
+    ) -> None:
         now = steady_time()
         check_deadline(request.header.deadline, now)
-        added = self.rules.complete(request, prompt_token_ids, max_model_len=self.max_model_len, now=now)
+        added = self.rules.complete(request, prompt_token_ids, bad_words, max_model_len=self.max_model_len, now=now)
         if (begun := request.latency) is not None:
             tracker = LatencyTracker(Phase.TOKENISE, begun.stamp, begun)
             added = msgspec.structs.replace(added, latency=tracker.breakdown(time.time()))
@@ -371,6 +379,13 @@ class TokenizerActor(MemberActor):
             await self.renderers.close()
         await self.compilers.close()
         await self.encoders.close()
+
+
+def _is_long(request: TokenizeRequest) -> bool:
+    """Whether it takes longer to prepare than others should wait for."""
+    if request.chat is not None or num_word_chars(request.params) > LONG_TEXT:
+        return True
+    return request.text is not None and len(request.text) > LONG_TEXT
 
 
 def _allowance(request: TokenizeRequest | EncodeRequest) -> float:

@@ -95,9 +95,16 @@ class PromptRules:
         return token_ids
 
     def complete(
-        self, request: TokenizeRequest, prompt_token_ids: bytes, *, max_model_len: int, now: float
+        self,
+        request: TokenizeRequest,
+        prompt_token_ids: bytes,
+        bad_words: list[list[int]],
+        *,
+        max_model_len: int,
+        now: float,
     ) -> AddRequest:
-        """The scheduler's version of a request.  `max_model_len` in tokens, 0 where it is not known yet."""
+        """The scheduler's version of a request.  `bad_words`: as of that method; `max_model_len` in tokens, 0 where it
+        is not known yet."""
         num_prompt_tokens, rest = divmod(len(prompt_token_ids), 4)  # which ids they may be is for the scheduler to say
         if rest:
             text = f"token_ids has {len(prompt_token_ids)} bytes, which is not a multiple of 4"
@@ -108,7 +115,7 @@ class PromptRules:
         params = request.params.resolved(self._tokenizer.defaults, max_tokens=max_tokens)
         return AddRequest(
             header=request.header,
-            params=_with_opening(self._with_bad_words(params), prompt_token_ids),
+            params=_with_opening(msgspec.structs.replace(params, bad_words_token_ids=bad_words), prompt_token_ids),
             prompt_token_ids=prompt_token_ids,
             eos_token_ids=self._tokenizer.defaults.eos_token_ids,
             sent_token_ids=request.sent_token_ids,
@@ -119,16 +126,18 @@ class PromptRules:
             fingerprint=request.fingerprint,
         )
 
-    def _with_bad_words(self, params: SamplingParams) -> SamplingParams:
-        """A word is banned at the start of a text and within it, where many tokenizers write it with its space."""
+    def bad_words(self, params: SamplingParams) -> list[list[int]]:
+        """The tokens of all words that are not wanted; in any thread.
+
+        A word is banned at the start of a text and within it, where many tokenizers write it with its space.
+        """
         if not params.bad_words:
-            return params
+            return params.bad_words_token_ids
         found = [tuple(ids) for ids in params.bad_words_token_ids]
         for word in params.bad_words:
             for text in (word, f" {word.lstrip()}"):
                 found.append(tuple(self._tokenizer.encode_plain(text)))
-        unique = [list(ids) for ids in dict.fromkeys(found)]
-        return msgspec.structs.replace(params, bad_words_token_ids=unique)
+        return [list(ids) for ids in dict.fromkeys(found)]
 
     def check_size(self, num_bytes: int, field: str) -> None:
         """Raise RequestError on more than is taken apart."""
@@ -138,10 +147,15 @@ class PromptRules:
             )
 
 
+def num_word_chars(params: SamplingParams) -> int:
+    """Characters that `bad_words` tokenizes."""
+    return 2 * sum(map(len, params.bad_words))
+
+
 def _with_opening(params: SamplingParams, prompt_token_ids: bytes) -> SamplingParams:
     """Templates may open the reasoning: then the output begins within it."""
     budget = params.thinking
-    if budget is None or budget.is_open or not is_left_open(unpack_tokens(prompt_token_ids), budget.tags):
+    if budget is None or budget.is_open or not is_left_open(prompt_token_ids, budget.tags):
         return params
     return msgspec.structs.replace(params, thinking=msgspec.structs.replace(budget, is_open=True))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -90,8 +91,7 @@ class ThreadExecutor(Generic[W]):
 
     def close(self) -> None:
         """Finish the piece that is computed now, and drop the rest."""
-        while not self._work.empty():
-            self._work.get_nowait()
+        drop_all(self._work)
         self._work.put(None)
         self._thread.join(timeout=60)
 
@@ -121,6 +121,14 @@ class ThreadExecutor(Generic[W]):
                 self._computation.apply(work)
             except ProtocolError as error:
                 log.warning("message_dropped", type=type(work).__name__, reason=str(error))
+
+
+def drop_all(work: queue.SimpleQueue[W]) -> None:
+    """What waits in a queue; the thread that it is for may take some of it meanwhile, so it is never asked whether it
+    is empty."""
+    with contextlib.suppress(queue.Empty):
+        while True:
+            work.get_nowait()
 
 
 def _send(answers: Sequence[Message], outbox: Outbox, address: str) -> None:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Awaitable, Iterable
 from typing import Any, Self
 
 import grpc
 
 from protos.pageant.v1 import inference_pb2, inference_pb2_grpc
-from shared.client.answers import Delta, Generation, ModelCard, call_error, gather, read_delta, status_error
+from shared.client.answers import (
+    CallError,
+    Delta,
+    Generation,
+    ModelCard,
+    call_error,
+    gather,
+    read_delta,
+    status_error,
+)
 
 END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # its stubs lack it
 Chat = Iterable[tuple[str, str]]  # (role, content)
@@ -30,11 +40,8 @@ class GenerationStream:
         return self
 
     async def __anext__(self) -> Delta:
-        """The next piece of any sequence.  Raises CallError where the request is refused or fails."""
-        try:
-            proto = await self._call.read()
-        except grpc.aio.AioRpcError as error:
-            raise call_error(error) from None
+        """The next piece of any sequence.  Raises CallError where the request is refused, fails or is cancelled."""
+        proto = await _answer(self._call.read())
         if proto is END:
             await self._check_end()
             raise StopAsyncIteration
@@ -163,10 +170,20 @@ class Client:
         ]
 
     async def _call(self, method: Any, request: Any) -> Any:
-        try:
-            return await method(request, metadata=self._metadata)
-        except grpc.aio.AioRpcError as error:
-            raise call_error(error) from None
+        return await _answer(method(request, metadata=self._metadata))
+
+
+async def _answer(call: Awaitable[Any]) -> Any:
+    """What a call answers.  Raises CallError, also where the call is cancelled on this side while its task goes on."""
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        raise call_error(error) from None
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise CallError("CANCELLED", "the call was cancelled on this side") from None
 
 
 def chat_proto(chat: Chat) -> Any:

@@ -29,6 +29,9 @@ AT_LEAST_ONE = (
     "max_connections",
     "max_connections_per_address",
     "max_receiving_bytes",
+    "max_request_bytes",
+    "max_prompt_bytes",
+    "num_tokenizer_threads",
     "max_file_bytes",
     "max_tenant_file_bytes",
     "max_batch_lines",
@@ -62,7 +65,15 @@ NOT_NEGATIVE = (
     "max_awake_models",
     "model_turn",
 )
-POSITIVE = ("header_timeout", "idle_timeout", "body_timeout")  # seconds
+POSITIVE = (  # seconds
+    "header_timeout",
+    "idle_timeout",
+    "body_timeout",
+    "template_timeout",
+    "heartbeat_interval",
+    "reconcile_interval",
+)
+NUMBERS = ("heartbeat_timeout", "stall_timeout", "resume_timeout", "drain_timeout", "handover_timeout")  # of seconds
 PORTS = {"port": 0, "http_port": -1, "metrics_port": -1, "scheduler_port": 0, "rank_port": 0}  # the least value of each
 MAX_PORT = 65535
 MAX_RANKS = 64
@@ -155,6 +166,9 @@ def _check_ranges(values: Mapping[str, Any]) -> None:
     for name in POSITIVE:
         if not 0 < values[name] < math.inf:
             raise ConfigError(f"{name} must be a positive number of seconds, got {values[name]}")
+    for name in NUMBERS:
+        if math.isnan(values[name]):
+            raise ConfigError(f"{name} must be a number of seconds, got {values[name]}")
     for name, least in PORTS.items():
         if not least <= values[name] <= MAX_PORT:
             raise ConfigError(f"{name} must be in {least}..{MAX_PORT}, got {values[name]}")

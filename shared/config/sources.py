@@ -18,6 +18,7 @@ from shared.config.settings import Settings, places
 from shared.errors import ConfigError
 
 PREFIX = "PAGEANT_"
+FILE = f"{PREFIX}CONFIG"
 SIZE = re.compile(r"([0-9]+) ?([KMGT])i(?:B)?")
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 TABLES = "models"  # in the file: a table for each further model
@@ -69,7 +70,7 @@ def _merged(
     merged: dict[str, Any] = {}
     models: list[FurtherModel] = []
     environ = os.environ if environ is None else environ
-    path = file or (Path(environ["PAGEANT_CONFIG"]) if environ.get("PAGEANT_CONFIG") else None)
+    path = file or (Path(environ[FILE]) if environ.get(FILE) else None)
     if path is not None:
         merged |= _read_file(path, known)
         models = read_tables(merged.pop(TABLES, {}))
@@ -98,14 +99,17 @@ def read_size(value: Any) -> Any:
 
 
 def settings_environment(settings: Settings) -> dict[str, str]:
-    """The PAGEANT_* variables under which a child process reads these same settings."""
-    return {f"{PREFIX}{name.upper()}": str(value) for name, value in settings.flat().items()}
+    """The PAGEANT_* variables under which a child process reads these same settings.
+
+    It reads no file beside them: the file may have changed, and would fill in what is empty here.
+    """
+    return {f"{PREFIX}{name.upper()}": str(value) for name, value in settings.flat().items()} | {FILE: ""}
 
 
 def _read_file(path: Path, known: Set[str]) -> dict[str, Any]:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     unknown = sorted(content.keys() - known - {TABLES})
     if unknown:

@@ -28,7 +28,8 @@ def objection(address: str, directory: Path) -> str:
         path = Path(address.removeprefix(UNIX))
         is_ours = path.parent == directory and path.name.endswith(ENDING) and fits(str(path))
         return "" if is_ours else "it is not in the runtime directory"
-    return "" if _TCP.fullmatch(address) else "it is no address of a data link"
+    found = _TCP.fullmatch(address)
+    return "" if found is not None and int(found["port"]) < 1 << 16 else "it is no address of a data link"
 
 
 def connected(address: str, directory: Path, seconds: float, secret: bytes) -> socket.socket:
@@ -50,7 +51,7 @@ def _connected(family: int, place: bytes | str | tuple[str, int], seconds: float
         prepare(link)
         link.settimeout(seconds)
         link.connect(place)
-    except (OSError, OverflowError):
+    except OSError:
         link.close()
         raise
     return link

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import socketserver
 import time
 from collections.abc import Callable, Iterable, Iterator
 from threading import Thread
@@ -42,6 +43,13 @@ class _Bounded(ThreadingWSGIServer):
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._since: dict[Any, float] = {}  # connection -> monotonic seconds, oldest first
         super().__init__(address, handler)
+
+    def server_bind(self) -> None:
+        """Without the base class's look-up of the host's name: the event loop would wait for name servers."""
+        socketserver.TCPServer.server_bind(self)
+        host, self.server_port = self.server_address[:2]
+        self.server_name = str(host)
+        self.setup_environ()
 
     def get_request(self) -> tuple[Any, Any]:
         try:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from shared.packing import LANE, pack_tokens
+
 
 class ReasoningTags(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Token ids.  `forced` begins with one of `ends`: what is written where reasoning has to end."""
@@ -65,16 +67,16 @@ class ReasoningMeter:
         return next((length for length in lengths if self._last[-length:] == tuple(tag[:length])), 0)
 
 
-def is_left_open(token_ids: Sequence[int], tags: ReasoningTags) -> bool:
-    """Whether a prompt ends within reasoning."""
-    begin = _last_place(token_ids, tags.begin)
-    return begin >= 0 and begin > max(_last_place(token_ids, end) for end in tags.ends)
+def is_left_open(prompt: bytes, tags: ReasoningTags) -> bool:
+    """Whether a prompt of packed ids ends within reasoning."""
+    begin = _last_place(prompt, tags.begin)
+    return begin >= 0 and begin > max(_last_place(prompt, end) for end in tags.ends)
 
 
-def _last_place(token_ids: Sequence[int], tag: Sequence[int]) -> int:
-    """Where it begins for the last time; -1: nowhere."""
-    wanted, size = list(tag), len(tag)
-    place = len(token_ids) - size
-    while place >= 0 and list(token_ids[place : place + size]) != wanted:
-        place -= 1
+def _last_place(prompt: bytes, tag: Sequence[int]) -> int:
+    """Where it begins for the last time, in bytes; -1: nowhere."""
+    wanted = pack_tokens(tag)
+    place = prompt.rfind(wanted)
+    while place >= 0 and place % LANE:  # across the bounds of ids
+        place = prompt.rfind(wanted, 0, place + len(wanted) - 1)
     return place

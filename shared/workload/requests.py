@@ -139,14 +139,14 @@ def read_prompts(path: Path, max_tokens: int, *, chat: bool = False) -> list[Loa
     Raises ValueError naming file and line where it is not.
     """
     requests = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         if not line.strip():
             continue
         try:
             entry = msgspec.json.decode(line, type=dict[str, Any])
             text = _text_of(entry)
             length = int(entry.get("output_tokens") or max_tokens)
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
         requests.append(LoadRequest(ChatPrompt(text) if chat else TextPrompt(text), 0, length))
     return requests

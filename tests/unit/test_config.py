@@ -27,6 +27,17 @@ def test_a_child_process_reads_the_same_settings() -> None:
     assert load_settings(environ=settings_environment(settings)) == settings
 
 
+@pytest.mark.parametrize("later", ['tool_call_parser = "mistral"\n', "no TOML at all"])
+def test_a_child_process_reads_no_file_beside_them(tmp_path: Path, later: str) -> None:
+    file = tmp_path / "pageant.toml"
+    file.write_text('tool_call_parser = "hermes"\n', encoding="utf-8")
+    inherited = {"PAGEANT_CONFIG": str(file)}
+    settings = load_settings({"tool_call_parser": ""}, environ=inherited)
+    assert load_settings(environ=inherited | settings_environment(settings)) == settings
+    file.write_text(later, encoding="utf-8")
+    assert load_settings(environ=inherited | settings_environment(settings)) == settings
+
+
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [
@@ -38,6 +49,15 @@ def test_a_child_process_reads_the_same_settings() -> None:
         ({"dtype": "int3"}, "dtype"),
         ({"num_blocks": -1}, "num_blocks"),
         ({"heartbeat_timeout": 0.1}, "heartbeat"),
+        ({"heartbeat_timeout": "nan"}, "heartbeat_timeout"),
+        ({"heartbeat_interval": 0}, "heartbeat_interval"),
+        ({"heartbeat_interval": "nan"}, "heartbeat_interval"),
+        ({"reconcile_interval": -1}, "reconcile_interval"),
+        ({"template_timeout": 0}, "template_timeout"),
+        ({"resume_timeout": "nan"}, "resume_timeout"),
+        ({"max_request_bytes": 0}, "max_request_bytes"),
+        ({"max_prompt_bytes": -1}, "max_prompt_bytes"),
+        ({"num_tokenizer_threads": 0}, "num_tokenizer_threads"),
     ],
 )
 def test_what_cannot_work_is_named(overrides: dict[str, object], text: str) -> None:
@@ -62,6 +82,13 @@ def test_an_unknown_setting_in_the_file_is_named(tmp_path: Path) -> None:
         load_settings(file=file, environ={})
     with pytest.raises(ConfigError, match="cannot read"):
         load_settings(file=tmp_path / "absent.toml", environ={})
+
+
+def test_a_file_in_another_encoding_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "pageant.toml"
+    file.write_bytes('model = "modèle"\n'.encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"cannot read .*pageant\.toml.*utf-8"):
+        load_settings(file=file, environ={})
 
 
 def test_a_name_belongs_to_one_section() -> None:

@@ -8,7 +8,9 @@ from shared.messages import RequestRejected
 # A client that gets no time to come back would come back at once.
 DEFAULT_RETRY_AFTER_MS = {RejectCode.RESOURCE_EXHAUSTED: 1000, RejectCode.UNAVAILABLE: 500}
 
-MAX_DETAIL_CHARS = 2048  # details travel as a header, and clients bound the size of those
+# Details travel as a header, in which a byte that is no printable ASCII takes three; clients refuse more than 8 KB.
+MAX_DETAIL_BYTES = 2048
+CUT = "…"
 
 
 def rejected(message: RequestRejected) -> RequestError:
@@ -39,4 +41,7 @@ def details(error: RequestError) -> str:
     text = str(error) or error.code.value
     if error.field and not text.startswith(error.field):
         text = f"{error.field}: {text}"
-    return text if len(text) <= MAX_DETAIL_CHARS else text[: MAX_DETAIL_CHARS - 1] + "…"
+    written = text.encode("utf-8", "replace")
+    if len(written) <= MAX_DETAIL_BYTES:
+        return text
+    return written[: MAX_DETAIL_BYTES - len(CUT.encode())].decode("utf-8", "ignore") + CUT

@@ -85,7 +85,7 @@ class FrontServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._server.add_generic_rpc_handlers((self._servicers.load.handler,))
         reflection.enable_server_reflection((INFERENCE, CONTROL, HEALTH, reflection.SERVICE_NAME), self._server)
-        address = f"{self._settings.host}:{self._settings.port}"
+        address = authority(self._settings.host, self._settings.port)
         credentials = server_credentials(self._access_settings)
         try:
             if credentials is None:
@@ -99,7 +99,7 @@ class FrontServer:
         await self._server.start()
         log.info(
             "listening",
-            address=f"{self._settings.host}:{self.port}",
+            address=authority(self._settings.host, self.port),
             tls=credentials is not None,
             keys="none: every client that reaches the port may ask" if self._access.is_open else "needed",
         )
@@ -156,6 +156,11 @@ class FrontServer:
         word = health_pb2.HealthCheckResponse
         for name in ("", INFERENCE):
             await self._health.set(name, word.SERVING if serving else word.NOT_SERVING)
+
+
+def authority(host: str, port: int) -> str:
+    """A host with a port.  An address of IPv6 is in brackets there, with which it may be given already."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
 def server_options(settings: GatewaySettings, most: int) -> list[tuple[str, Any]]:

@@ -92,18 +92,24 @@ class ChildPool(Generic[T]):
         self._closed = False
 
     async def start(self) -> None:
-        """Start all children, and wait until each is ready.  Raises FatalError where one does not come up."""
-        await asyncio.gather(*(self._add_child() for _ in range(self._num_children)))
+        """Start the children that are missing, and wait until each is ready.  Raises FatalError where one does not come
+        up; the others stay."""
+        missing = (self._add_child() for _ in range(self._num_children - len(self._children)))
+        outcomes = await asyncio.gather(*missing, return_exceptions=True)
+        if (failure := next((outcome for outcome in outcomes if outcome is not None), None)) is not None:
+            raise failure
 
     async def started(self) -> None:
         """Start the children with the first job: most deployments never have one.  Raises RequestError where they do
         not come up."""
         if self._starting is None:
             self._starting = asyncio.get_running_loop().create_task(self.start())
+        starting = self._starting
         try:
-            await asyncio.shield(self._starting)
+            await asyncio.shield(starting)
         except FatalError as error:
-            self._starting = None
+            if self._starting is starting:  # no other that waited has begun anew
+                self._starting = None
             raise RequestError(str(error), code=RejectCode.UNAVAILABLE) from error
 
     async def close(self) -> None:

@@ -13,6 +13,7 @@ import msgspec
 from shared.requests.grammar import Grammar
 
 PREFIX = struct.Struct("<I")
+MOST_ESCAPED = 6  # bytes of JSON for one byte of a text: of a control character, while line breaks and quotes take two
 
 
 class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):

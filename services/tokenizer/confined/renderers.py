@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from services.tokenizer.call_ids import ids_of, with_ids
 from services.tokenizer.chats import render_job
 from services.tokenizer.confined.children import ChildPool
-from services.tokenizer.confined.frames import Rendering, RenderJob, RenderSetup
+from services.tokenizer.confined.frames import MOST_ESCAPED, Rendering, RenderJob, RenderSetup
 from shared.errors import RequestError
 from shared.messages import ChatMessage, ChatOptions
 
@@ -46,7 +46,7 @@ class RendererPool(ChildPool[Rendering]):
             RenderJob([]),
             Rendering,
             timeout=timeout,
-            max_answer_bytes=max_output_bytes + 4096,
+            max_answer_bytes=MOST_ESCAPED * max_output_bytes + 4096,
             num_children=num_renderers,
         )
         self._make_id = ids_of(template + (tool_template or ""))

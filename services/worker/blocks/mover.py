@@ -19,6 +19,7 @@ import numpy.typing as npt
 import structlog
 
 from services.worker.blocks.block_desk import Arrived, MovableBlocks
+from shared.actor.executor import drop_all
 from shared.data_link.client import CorruptBlockError, DataLinks
 from shared.data_link.frames import group_size
 from shared.errors import ProtocolError
@@ -71,10 +72,8 @@ class BlockMover:
 
     def close(self) -> None:
         """End once the order in hand is over; the others are dropped."""
-        while not self._offers.empty():
-            self._offers.get_nowait()
-        while not self._fetches.empty():
-            self._fetches.get_nowait()
+        drop_all(self._offers)
+        drop_all(self._fetches)
         self._offers.put(None)
         self._fetches.put(None)
         for thread in self._threads:

@@ -16,6 +16,7 @@ import structlog
 from services.worker.blocks.block_desk import BlockDesk
 from services.worker.plans.plan_sequencer import PlanSequencer, RowHolder, Work, note_refused
 from services.worker.plans.progress import StepWatch
+from shared.actor.executor import drop_all
 from shared.messages import Holdings, StepPlan, StepResult
 from shared.transport import Transport
 
@@ -59,8 +60,7 @@ class OverlappedSteps:
 
     def close(self) -> None:
         """Finish what was launched, drop the rest."""
-        while not self._work.empty():
-            self._work.get_nowait()
+        drop_all(self._work)
         self._work.put(None)
         for thread in self._threads:
             thread.join(timeout=60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -145,3 +146,29 @@ def test_a_failure_ends_the_thread_and_is_reported_once() -> None:
     assert isinstance(executor.failure, RuntimeError) and failures == [executor.failure]
     executor.close()
     assert line.answers == [1]
+
+
+class Swift:
+    """Takes work as fast as it can."""
+
+    is_idle = True
+
+    def apply(self, work: int) -> None:
+        pass
+
+    def turn(self) -> list[Holdings]:
+        return []
+
+
+def test_closing_while_the_thread_takes_the_last_of_the_work() -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(100):
+            executor = ThreadExecutor(Swift(), Line(), name="swift", on_failure=lambda: None)
+            for number in range(400):
+                executor.submit(number)
+            executor.close()
+            assert executor.failure is None
+    finally:
+        sys.setswitchinterval(interval)

@@ -145,3 +145,28 @@ async def test_the_tokenizer_by_itself() -> None:
         assert not decode.skip_special_tokens
         troupe.tell(DecodeResult(decode.request_id, "Hi"))
         assert await text == "Hi"
+
+
+@pytest.mark.parametrize("closes", [False, True], ids=["the stream is cancelled", "the client is closed"])
+async def test_a_task_that_reads_what_is_cancelled_meanwhile_is_not_cancelled_itself(closes: bool) -> None:
+    async with connected() as (troupe, client):
+        stream = client.stream("x")
+        reading = asyncio.create_task(anext(stream))
+        await troupe.request()
+        if closes:
+            await client.close()
+        else:
+            stream.cancel()
+        with pytest.raises(CallError) as caught:
+            await reading
+        assert caught.value.code == "CANCELLED"
+
+
+async def test_a_task_that_is_cancelled_while_it_reads_ends_as_one() -> None:
+    async with connected() as (troupe, client):
+        reading = asyncio.create_task(anext(client.stream("x")))
+        await troupe.request()
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        assert reading.cancelled()

@@ -216,6 +216,22 @@ def read(url: str) -> str:
         return str(answer.read().decode())
 
 
+async def test_no_name_server_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def getfqdn(name: str = "") -> str:
+        asked.append(name)
+        return name
+
+    monkeypatch.setattr(socket, "getfqdn", getfqdn)
+    server = MetricsServer("0.0.0.0", 0, lambda: [ServiceCollector(state())])
+    try:
+        told = await asyncio.to_thread(read, f"http://127.0.0.1:{server.port}/metrics")
+    finally:
+        await asyncio.to_thread(server.close)
+    assert "pageant_process_info" in told and not asked
+
+
 async def test_connections_without_a_request_do_not_keep_a_scrape_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shared.exposition.server.MAX_CONNECTIONS", 4)
     monkeypatch.setattr("shared.exposition.server.MAX_SECONDS", 0.2)

@@ -136,6 +136,8 @@ def test_only_addresses_of_the_deployment_are_connected_to(tmp_path: Path) -> No
         f"{UNIX}{tmp_path}/a.sock",
         f"{UNIX}{tmp_path}/a/b{ENDING}",
         "tcp:x",
+        "tcp:10.0.0.2:65536",
+        "tcp:10.0.0.2:99999",
         "",
     ):
         assert objection(wrong, tmp_path), wrong

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import math
 import os
@@ -10,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -281,6 +283,30 @@ async def test_a_pool_that_nobody_asked_has_no_children() -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
             await pool.ask(job)
+
+
+async def test_a_pool_that_came_up_in_part_is_completed_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, begin, num_begun = CompilerPool(), asyncio.create_subprocess_exec, 0
+
+    async def every_second_fails(*command: str, **options: Any) -> asyncio.subprocess.Process:
+        nonlocal num_begun
+        num_begun += 1
+        if num_begun % 2:
+            raise OSError(errno.EMFILE, "no descriptor")
+        return await begin(*command, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", every_second_fails)
+    try:
+        both = await asyncio.gather(*(pool.compile(Grammar(K.JSON_OBJECT)) for _ in range(2)), return_exceptions=True)
+        for refused in both:
+            assert isinstance(refused, RequestError) and refused.code is RejectCode.UNAVAILABLE
+        assert len(pool._children) == 1
+        with pytest.raises(RequestError):
+            await pool.compile(Grammar(K.JSON_OBJECT))
+        assert (await pool.compile(Grammar(K.JSON_OBJECT))).text
+        assert len(pool._children) == 2
+    finally:
+        await pool.close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="idle time only is Linux's")

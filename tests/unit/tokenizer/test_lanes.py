@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from shared.messages import (
     PiecesResult,
 )
 from shared.packing import pack_tokens, unpack_tokens
+from shared.requests.grammar import Grammar, GrammarKind
 from tests.unit.tokenizer.bench import GATEWAY, bench, text
 
 
@@ -94,6 +96,36 @@ async def test_megabytes_of_ids_do_not_hold_the_mailbox() -> None:
         finally:
             gate.set()
             del b.model.decode
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"grammar": Grammar(GrammarKind.CHOICE, '["a"]')}], ids=["plain", "with a format"]
+)
+async def test_many_words_that_are_not_wanted_do_not_hold_the_mailbox(more: dict[str, Any]) -> None:
+    async with bench() as b:
+        words = [f"{place} {'word ' * 50}" for place in range(200)]
+        wanted = b.actor.rules.bad_words(text("Once", bad_words=words).params)
+        began, gate = threading.Event(), threading.Event()
+        encode = b.model.encode_plain
+
+        def slow(text: str) -> list[int]:
+            if text == words[0]:
+                began.set()
+                gate.wait(5)
+            return encode(text)
+
+        b.model.encode_plain = slow  # type: ignore[method-assign]
+        try:
+            b.send(text("Once", "many", bad_words=words, **more))
+            assert await asyncio.to_thread(began.wait, 20)
+            b.send(text("Once", "short", bad_words=["word"]))
+            assert (await b.added()).header.request_id == "short"
+            gate.set()
+            added = await b.added()
+            assert (added.header.request_id, added.params.bad_words_token_ids) == ("many", wanted)
+        finally:
+            gate.set()
+            del b.model.encode_plain
 
 
 async def test_pieces_of_many_tokens_leave_time_to_others() -> None:

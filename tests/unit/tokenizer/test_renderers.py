@@ -121,6 +121,14 @@ async def test_huge_output_is_capped(template: str) -> None:
     assert any(words in str(error) for words in ("too long", "too much memory", "takes more than"))
 
 
+@pytest.mark.parametrize("character", ["x", "\n", '"', "\x01", "é"])
+async def test_what_may_be_written_may_be_any_text(character: str) -> None:
+    content = character * ((1 << 20) // len(character.encode()))
+    async with pool("{{ messages[0].content }}") as renderers:
+        assert await renderers.render([ChatMessage("user", content)]) == content
+        assert renderers.num_killed == 0
+
+
 @pytest.mark.parametrize("endless", [LOOP, "{{ 10 ** (10 ** (8 + messages | length)) }}"])
 async def test_an_endless_template_is_killed_while_others_are_served(endless: str) -> None:
     template = ON_DEMAND.replace(LOOP, endless)

@@ -171,8 +171,29 @@ def test_prompt_files(tmp_path: Path) -> None:
     assert [request.prompt for request in read] == [TextPrompt("a"), TextPrompt("c"), TextPrompt("e")]
     assert [request.max_tokens for request in read] == [16, 7, 16]
     assert read_prompts(path, 16, chat=True)[0].prompt == ChatPrompt("a")
-    path.write_text('{"prompt": "e"}\n{"answer": "d"}\n')
-    with pytest.raises(ValueError, match="line 2"):
+
+
+def test_a_line_of_prompts_ends_where_json_lines_do(tmp_path: Path) -> None:
+    path, text = tmp_path / "p.jsonl", "a\u2028b\u2029c\u0085d"
+    path.write_text(f'{{"prompt": "{text}"}}\r\n{{"prompt": "e"}}\n', encoding="utf-8", newline="")
+    assert [request.prompt for request in read_prompts(path, 16)] == [TextPrompt(text), TextPrompt("e")]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"answer": "d"}',
+        b'{"prompt": 5}',
+        b'{"prompt": "d", "output_tokens": [1]}',
+        b'{"prompt": "\xff"}',
+        b"[]",
+        b"{",
+    ],
+)
+def test_prompts_that_cannot_be_read_are_named(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(b'{"prompt": "e"}\n' + line + b"\n")
+    with pytest.raises(ValueError, match=r"p\.jsonl, line 2"):
         read_prompts(path, 16)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from engine.execution.constraints.budgeted import BudgetedAutomaton
 from shared.automata.automaton import make_automaton
 from shared.automata.limits import GrammarError
+from shared.packing import pack_tokens
 from shared.requests.reasoning import ReasoningMeter, ReasoningTags, ThinkingBudget, is_left_open
 from tests.engine.execution.constraints.test_row_automata import EOS, TOKENIZER, choice, load
 
@@ -168,6 +170,36 @@ def test_the_meter_counts_what_stands_between_the_tags() -> None:
     assert (meter.num_tokens, meter.is_inside) == (3, False)
 
 
-def test_prompts_that_end_within_reasoning() -> None:
-    assert is_left_open([9, 2, 9, 1], ONE) and is_left_open([1], ONE)
-    assert not is_left_open([1, 9, 2], ONE) and not is_left_open([], ONE) and not is_left_open([1], LONG)
+@pytest.mark.parametrize(
+    ("prompt", "tags", "is_open"),
+    [
+        ([9, 2, 9, 1], ONE, True),
+        ([1], ONE, True),
+        ([1, 9, 2], ONE, False),
+        ([], ONE, False),
+        ([1], LONG, False),
+        ([9, 1, 4, 9], LONG, True),
+        ([1, 4, 2, 9, 5], LONG, True),
+        ([1, 4, 9, 2, 5], LONG, False),
+        ([1, 4, 6, 1], LONG, False),
+        ([1, 256, 2 << 24, 0], ONE, True),
+        ([256, 0], ONE, False),
+    ],
+)
+def test_prompts_that_end_within_reasoning(prompt: list[int], tags: ReasoningTags, is_open: bool) -> None:
+    assert is_left_open(pack_tokens(prompt), tags) is is_open
+
+
+def test_a_long_prompt_is_looked_through_in_as_few_calls_as_a_short_one() -> None:
+    calls: list[str] = []
+
+    def num_calls(prompt: bytes) -> int:
+        calls.clear()
+        sys.setprofile(lambda _, event, argument: calls.append(event))
+        try:
+            assert not is_left_open(prompt, LONG)
+        finally:
+            sys.setprofile(None)
+        return len(calls)
+
+    assert num_calls(pack_tokens([9] * 10_000)) == num_calls(pack_tokens([9] * 10))

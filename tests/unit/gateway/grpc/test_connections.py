@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import pytest
 
+from protos.pageant.v1 import inference_pb2_grpc
 from protos.pageant.v1.inference_pb2 import GenerateRequest, ListModelsRequest
 from services.gateway.access.connections import FEWEST
 from services.gateway.grpc.peers import PeerWatch, inode_of
@@ -68,6 +71,26 @@ async def test_above_the_most_the_next_is_closed_and_calls_go_on() -> None:
             f.troupe.say(request, "done", **LAST)
             assert (await call.read()).text == "done"
             assert len((await f.inference.ListModels(ListModelsRequest())).models) == 1
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="needs IPv6 on the loopback interface")
+@pytest.mark.parametrize("host", ["::1", "[::1]", "::"])
+async def test_a_host_of_ipv6_is_given_with_brackets_or_without(host: str) -> None:
+    async with (
+        front(host=host, http_port=0) as f,
+        grpc.aio.insecure_channel(f"[::1]:{f.troupe.gateway.server.port}") as channel,
+    ):
+        stub: Any = inference_pb2_grpc.InferenceStub(channel)
+        assert len((await stub.ListModels(ListModelsRequest())).models) == 1
 
 
 async def test_a_connection_without_a_handshake_or_without_a_call_ends() -> None:

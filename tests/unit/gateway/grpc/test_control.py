@@ -113,6 +113,14 @@ async def test_a_question_is_refused_or_moves_to_another_tokenizer() -> None:
         assert (error.code(), error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, "chat: no template")
 
 
+@pytest.mark.parametrize("character", ["x", "é", "模", "😀", "\n", "%"])
+async def test_a_status_s_text_is_no_longer_than_clients_take(character: str) -> None:
+    async with front() as f:
+        error = await failure(f.inference.Detokenize(inference_pb2.DetokenizeRequest(model=character * 9999)))
+        assert error.code() is grpc.StatusCode.NOT_FOUND
+        assert dict(error.trailing_metadata())["error-field"] == "model"
+
+
 async def test_load() -> None:
     async with front() as f:
         call = f.control.GetLoad(control_pb2.GetLoadRequest())

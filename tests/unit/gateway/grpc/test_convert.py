@@ -10,7 +10,7 @@ import pytest
 
 from protos.pageant.v1.inference_pb2 import GenerateRequest
 from protos.pageant.v1.inference_pb2 import SamplingParams as ProtoSampling
-from services.gateway.bus.refusals import MAX_DETAIL_CHARS, details, unavailable
+from services.gateway.bus.refusals import MAX_DETAIL_BYTES, details, unavailable
 from services.gateway.grpc import convert, status
 from shared.errors import RejectCode, RequestError
 from shared.messages import RequestHeader
@@ -97,5 +97,9 @@ def test_every_reason_has_a_status(code: RejectCode) -> None:
 def test_details_begin_with_the_field_and_stay_short() -> None:
     assert details(RequestError("n must be 1", field="n")) == "n must be 1"
     assert details(RequestError("must be 1", field="n")) == "n: must be 1"
-    assert len(details(RequestError("x" * 9999))) == MAX_DETAIL_CHARS
+    for character in "xé模😀":
+        text = details(RequestError(character * 9999))
+        assert text.lstrip(character) == "…"
+        assert MAX_DETAIL_BYTES - 4 < len(text.encode()) <= MAX_DETAIL_BYTES
+    assert details(RequestError("é" * (MAX_DETAIL_BYTES // 2))) == "é" * (MAX_DETAIL_BYTES // 2)
     assert status.trailing_metadata(unavailable("away")) == (("retry-after-ms", "500"),)
