@@ -38,17 +38,24 @@ def pack_distributions(
     target: Target,
     drawn: Tensor,  # [n] int64
 ) -> list[DraftDistribution]:  # n
-    """What the tokens were drawn from: those that truncation leaves, normalised."""
+    """What the tokens were drawn from: those that truncation leaves, normalised.
+
+    A token that has no chance there counts as certain: where a request forbids everything, or a draft's logits are not
+    all finite.  Rejection is exact for that too, and no worker refuses it.
+    """
     rows, token_ids = kept_tokens(target.kept, target.values)
     weights = (target.values[rows, token_ids].double() - target.peak[rows]).exp_()
     totals = weights.new_zeros(len(drawn)).index_add_(0, rows, weights)
+    chances = weights / totals[rows]
+    own = torch.zeros_like(totals).index_add_(0, rows, torch.where(token_ids == drawn[rows], chances, 0.0))
     ids = token_ids.to(torch.int32).cpu().numpy().astype("<i4")
-    probs = (weights / totals[rows]).cpu().numpy().astype("<f4")
+    probs = chances.cpu().numpy().astype("<f4")
     packed, start = [], 0
-    for token, count in zip(drawn.tolist(), torch.bincount(rows, minlength=len(drawn)).tolist(), strict=True):
+    counts = torch.bincount(rows, minlength=len(drawn))
+    for token, count, chance in zip(drawn.tolist(), counts.tolist(), own.tolist(), strict=True):
         end = start + count
         one = DraftDistribution(token_ids=ids[start:end].tobytes(), probs=probs[start:end].tobytes())
-        packed.append(one if count else certain(token))  # nothing is left where a request forbids everything
+        packed.append(one if chance > 0 else certain(token))  # none at all, or not a number
         start = end
     return packed
 

@@ -9,7 +9,7 @@ from services.draft.actor import DraftActor
 from services.draft.ngram import NGramProposer
 from services.draft.proposer import Proposer
 from services.draft.session import DraftSession
-from shared.actor.executor import Executor, InlineExecutor, ThreadExecutor
+from shared.actor.executor import Executor, PacedExecutor, ThreadExecutor
 from shared.config import Settings
 from shared.messages import DraftUpdate, Tick
 from shared.transport import Transport
@@ -18,9 +18,9 @@ from shared.transport import Transport
 def make(transport: Transport, settings: Settings) -> DraftActor:
     """One draft.  Where the setting `draft` is off, or a head that workers run, it joins and proposes nothing."""
     if not settings.speculation.has_service:
-        return DraftActor(transport, settings, None, _inline)
+        return DraftActor(transport, settings, None, _paced)
     if settings.speculation.draft == "ngram":
-        return DraftActor(transport, settings, partial(_make_lookup, settings), _inline)
+        return DraftActor(transport, settings, partial(_make_lookup, settings), _paced)
     loop = asyncio.get_running_loop()
 
     def load() -> Proposer:
@@ -38,8 +38,8 @@ def make(transport: Transport, settings: Settings) -> DraftActor:
     return actor
 
 
-def _inline(proposer: Proposer, transport: Transport) -> Executor[DraftUpdate]:
-    return InlineExecutor(DraftSession(proposer), transport)
+def _paced(proposer: Proposer, transport: Transport) -> Executor[DraftUpdate]:
+    return PacedExecutor(DraftSession(proposer), transport)
 
 
 def _make_lookup(settings: Settings) -> Proposer:

@@ -15,6 +15,8 @@ from shared.messages import AdmittedSequence, DraftCapacity
 from shared.packing import unpack_tokens
 
 UNLIMITED = 1 << 24  # tokens; more than any model's length
+NEAR = 16  # tokens to read, with which a row is looked up beside those that have read all of theirs
+PIECE = 4096  # tokens of one piece of work: heartbeats, and updates that come meanwhile, wait for its end
 
 
 class NGramIndex:
@@ -48,11 +50,27 @@ class NGramIndex:
 class _Row:
     index: NGramIndex
     ending: Ending
+    unread: list[int]  # tokens behind those of the index
     guess: list[int] | None = None  # None: not looked up since the text grew
+
+    @property
+    def is_behind(self) -> bool:
+        return len(self.unread) > NEAR
+
+    def read(self, count: int) -> None:
+        self.index.extend(self.unread[:count])
+        del self.unread[:count]
+
+    def look_up(self, goal: int) -> None:
+        self.read(len(self.unread))
+        self.guess = self.ending.cut(self.index.lookup(goal), len(self.index.token_ids))
 
 
 class NGramProposer:
-    """A `services.draft.proposer.Proposer`.  It makes one lookup and never runs ahead."""
+    """A `services.draft.proposer.Proposer`.  It makes one lookup and never runs ahead.
+
+    Texts are read when something is wanted of them, long ones piece by piece.
+    """
 
     def __init__(self, *, num_rows: int, max_model_len: int, shortest: int, longest: int) -> None:
         self.capacity = DraftCapacity(num_rows, max_model_len or UNLIMITED, vocab_size=0, model="ngram")
@@ -63,29 +81,39 @@ class NGramProposer:
         self._rows.clear()
 
     def open(self, sequence: AdmittedSequence) -> None:
-        index = NGramIndex(*self._lengths)
-        index.extend(unpack_tokens(sequence.token_ids))
-        self._rows[sequence.row] = _Row(index, read_ending(sequence, self.capacity.max_model_len))
+        ending = read_ending(sequence, self.capacity.max_model_len)
+        self._rows[sequence.row] = _Row(NGramIndex(*self._lengths), ending, unpack_tokens(sequence.token_ids))
 
     def close(self, row: int) -> None:
         del self._rows[row]
 
     def commit(self, row: int, token_ids: list[int]) -> None:
-        self._rows[row].index.extend(token_ids)
+        self._rows[row].unread += token_ids
         self._rows[row].guess = None
 
     def propose(self, goals: Mapping[int, int], rejection: bool) -> int:
-        for number, goal in goals.items():
-            row = self._rows[number]
-            if row.guess is None:
-                row.guess = row.ending.cut(row.index.lookup(goal), len(row.index.token_ids))
+        lacking = [(self._rows[row], goal) for row, goal in goals.items() if not self.finished(row, goal)]
+        near = [(row, goal) for row, goal in lacking if not row.is_behind]
+        for row, goal in near:
+            row.look_up(goal)
+        if lacking and not near:
+            self._read([row for row, _ in lacking])
+            return 1
         return max(goals.values(), default=1)
+
+    def _read(self, rows: list[_Row]) -> None:
+        """A piece of their texts, the shortest first."""
+        left = PIECE
+        for row in sorted(rows, key=lambda row: len(row.unread)):
+            count = min(left, len(row.unread))
+            row.read(count)
+            left -= count
 
     def finished(self, row: int, goal: int) -> bool:
         return self._rows[row].guess is not None
 
     def is_behind(self, row: int) -> bool:
-        return False
+        return self._rows[row].is_behind
 
     def guess(self, row: int, count: int) -> Guess:
         return Guess((self._rows[row].guess or [])[:count])

@@ -1,10 +1,13 @@
-"""Executes the work of an actor that computes, and sends the answers to the scheduler: in a thread, or at the call."""
+"""Executes the work of an actor that computes, and sends the answers to the scheduler: in a thread, at the call, or
+on the event loop in between."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Generic, Protocol, TypeVar
@@ -19,6 +22,8 @@ log = structlog.get_logger()
 
 W = TypeVar("W")
 W_contra = TypeVar("W_contra", contravariant=True)
+
+SLICE = 0.02  # seconds that the event loop computes at a time
 
 
 class Computation(Protocol[W_contra]):
@@ -62,6 +67,53 @@ class InlineExecutor(Generic[W]):
 
     def close(self) -> None:
         self._outbox.close()
+
+
+class PacedExecutor(Generic[W]):
+    """Computes on the event loop: cheap work within `submit`; what takes longer in slices, between which the loop does
+    what else is due, such as heartbeats."""
+
+    def __init__(
+        self, computation: Computation[W], transport: Transport, *, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.failure: BaseException | None = None
+        self._computation = computation
+        self._outbox = transport.outbox()
+        self._scheduler = transport.scheduler_address
+        self._clock = clock
+        self._next: asyncio.Handle | None = None  # slice
+        self._in_slice = threading.Lock()  # an actor closes its executor in another thread
+        self._is_closed = False
+
+    def submit(self, work: W) -> None:
+        """Raises ProtocolError where the work is malformed."""
+        self._computation.apply(work)
+        if self._next is None:
+            self._compute()
+
+    def _compute(self) -> None:
+        end = self._clock() + SLICE
+        while not self._computation.is_idle:
+            _send(self._computation.turn(), self._outbox, self._scheduler)
+            if self._clock() >= end:
+                self._next = asyncio.get_running_loop().call_soon(self._go_on)
+                return
+
+    def _go_on(self) -> None:
+        self._next = None
+        try:
+            with self._in_slice:
+                if not self._is_closed:
+                    self._compute()
+        except Exception as error:
+            log.exception("computation_failed")
+            self.failure = error
+
+    def close(self) -> None:
+        """Finish the slice that is computed now, and drop the rest."""
+        with self._in_slice:
+            self._is_closed = True
+            self._outbox.close()
 
 
 class ThreadExecutor(Generic[W]):

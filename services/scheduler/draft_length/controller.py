@@ -178,6 +178,8 @@ class DraftLengthController:
         sample, reference, before = self._sample, self._reference, self._probed
         self._sample, self._reference, self._probed = ModeTrial(), None, 0.0
         if not sample or (mode != PLAIN and sample.depth < NO_DRAFTS):
+            if before:  # else the next probe would be due at once, and every other trial one
+                self._end_probe(mode, is_surprise=False)
             return len(sample)
         seconds, weight = sample.seconds, 1
         if reference:
@@ -185,7 +187,7 @@ class DraftLengthController:
             self._drift, weight = reference.seconds / known, TURNS_WEIGHT
             seconds /= self._drift
         if before:
-            self._end_probe(mode, seconds < CHANGE * before)
+            self._end_probe(mode, is_surprise=seconds < CHANGE * before)
         self.costs[mode].add(seconds, sample.depth, weight)
         return len(sample)
 
@@ -197,7 +199,7 @@ class DraftLengthController:
         self._probed = seconds[mode]
         return mode
 
-    def _end_probe(self, mode: SpeculationMode, is_surprise: bool) -> None:
+    def _end_probe(self, mode: SpeculationMode, *, is_surprise: bool) -> None:
         self._num_surprises = self._num_surprises + 1 if is_surprise else 0
         self._probe_interval = PROBE if is_surprise else min(2 * self._probe_interval, LAST_PROBE)
         self._next_probe = self._num_steps + (TRIAL if is_surprise else self._probe_interval)

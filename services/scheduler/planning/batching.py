@@ -231,14 +231,19 @@ class Batcher:
         """How many of its tokens a sequence may compute in this step."""
         threshold = self.policy.long_prefill_token_threshold
         num_tokens = min(num_behind, self.builder.budget)
+        if not self._may_cut(sequence):
+            return min(num_tokens, self._longest_chunk) if num_tokens == num_behind else 0
         if sequence.tenant in self._slow and num_behind > 1:
             num_tokens = min(num_tokens, self._slow_budget)
             self._slow_budget -= num_tokens
         if threshold and num_behind > 1:
             num_tokens = min(num_tokens, threshold)
-        if num_tokens < num_behind and not self.policy.enable_chunked_prefill:
-            return 0
         return min(num_tokens, self._longest_chunk)
+
+    def _may_cut(self, sequence: Sequence) -> bool:
+        """Whether it may be computed in pieces.  One that has outgrown a step has to be: after a preemption, or the
+        loss of its worker, it would wait for ever, and those behind it too."""
+        return self.policy.enable_chunked_prefill or sequence.num_tokens > self.policy.max_num_batched_tokens
 
     def _next_chunk(self, sequence: Sequence, num_behind: int) -> int:
         return self._cut(sequence, sequence.num_computed_tokens, self._chunk(sequence, num_behind))

@@ -11,7 +11,8 @@ A tenant that asks for more gets rows once it has less than half of the other's,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
+from math import fsum
 
 from services.scheduler.state.fairness import Shares, is_background
 from services.scheduler.state.replica import Replica
@@ -34,7 +35,7 @@ class Claims:
         self._num_waiting = _competing(replica, replica.waiting.counts())
         active = self._num_rows.keys() | self._num_waiting.keys()
         self._prefilling = {sequence.tenant for sequence in replica.active if sequence.num_behind > 1}
-        self._row_value = replica.capacity.max_num_seqs / sum(map(shares.weight, active)) if active else 0.0
+        self._row_value = replica.capacity.max_num_seqs / _whole(shares, active) if active else 0.0
 
     def tenants(self) -> list[str]:
         """The waiting tenants that may go ahead of another, the least served first."""
@@ -92,6 +93,11 @@ def _competing(replica: Replica, counts: Mapping[str, int]) -> Counter[str]:
     return Counter({tenant: count for tenant, count in counts.items() if not is_background(tenant)})
 
 
+def _whole(shares: Shares, tenants: Set[str]) -> float:
+    """Their weights together: the same in every process, though the order of a set is not."""
+    return fsum(map(shares.weight, tenants))
+
+
 class Visitors:
     """The tenants of one worker, with those that left it lately; none of the background, whose steps are short."""
 
@@ -123,7 +129,7 @@ class Visitors:
         if len(here) < 2:
             return NONE_SLOW
         waiting = replica.waiting.counts()
-        value = replica.capacity.max_num_seqs / sum(map(shares.weight, here))
+        value = replica.capacity.max_num_seqs / _whole(shares, here)
         slow = frozenset(
             tenant
             for tenant in here

@@ -31,6 +31,7 @@ from shared.messages import (
     encode,
     schema_hash,
 )
+from shared.messages.codec import UNDECODABLE
 
 MAX_FRAME_BYTES = 1 << 30
 GZIP = b"\x1f\x8b"  # what a compressed recording begins with; earlier versions' were not
@@ -170,8 +171,11 @@ def begin(frame: list[Any]) -> tuple[Scheduler, str]:
     if version != FORMAT:
         raise ProtocolError(f"the recording has format {version}, and this version reads {FORMAT}")
     foreign = "" if schema == schema_hash() else f"it was made by version {made_by} with other messages"
-    known = {name: value for name, value in policy.items() if name in Policy.__dataclass_fields__}
-    return Scheduler(Policy(**known)), foreign
+    try:
+        known = msgspec.convert(policy, Policy)
+    except msgspec.ValidationError as error:
+        raise ProtocolError(f"the recording's settings cannot be read: {error}") from error
+    return Scheduler(known), foreign
 
 
 def opened(path: Path) -> BinaryIO:
@@ -199,7 +203,7 @@ def read_frames(file: BinaryIO) -> Iterator[list[Any]]:
             return
         try:
             yield decoder.decode(data)
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise ProtocolError(f"a frame cannot be read: {error}") from error
 
 
@@ -216,19 +220,20 @@ def read(file: BinaryIO, size: int) -> bytes:
 def calls(frames: Iterable[list[Any]]) -> Iterator[RecordedCall]:
     """Calls with their outcomes."""
     pending: RecordedCall | None = None
-    for kind, *rest in frames:
-        if kind == CALL:
-            if pending is not None:
-                yield pending
-            name, args, kwargs = rest
-            if name not in EVENTS:
-                raise ProtocolError(f"a scheduler has no call {name!r}")
-            pending = RecordedCall(name, args, kwargs)
-        elif kind == PLAN and pending is not None:
-            pending = msgspec.structs.replace(pending, plan=rest[0])
-        elif kind == ERROR and pending is not None:
-            pending = msgspec.structs.replace(pending, error=f"{rest[0]}: {rest[1]}")
-        else:
-            raise ProtocolError(f"a frame of kind {kind!r} is in a wrong place")
+    for frame in frames:
+        match frame:
+            case [kind, str(name), list(args), dict(kwargs)] if kind == CALL:
+                if pending is not None:
+                    yield pending
+                if name not in EVENTS:
+                    raise ProtocolError(f"a scheduler has no call {name!r}")
+                pending = RecordedCall(name, args, kwargs)
+            case [kind, bytes(plan)] if kind == PLAN and pending is not None:
+                pending = msgspec.structs.replace(pending, plan=plan)
+            case [kind, str(error), str(text)] if kind == ERROR and pending is not None:
+                pending = msgspec.structs.replace(pending, error=f"{error}: {text}")
+            case _:
+                kind = frame[0] if frame else ""
+                raise ProtocolError(f"a frame of kind {kind!r} is in a wrong place, or is not whole")
     if pending is not None:
         yield msgspec.structs.replace(pending, is_last=True)

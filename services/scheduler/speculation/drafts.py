@@ -32,6 +32,7 @@ class DraftLink:
         self.num_updates = 0  # sent
         self.num_answered = 0  # the newest of them that it has answered
         self.is_late = False  # a step waited for it in vain, and it has been silent since
+        self.is_gone = False  # this life is over: no answer comes
         self._free_rows = list(range(capacity.num_rows - 1, -1, -1))
         self._begin_update()
 
@@ -121,6 +122,7 @@ class DraftLinks:
     def lose(self, instance: str) -> None:
         """A draft is gone, and what it proposed with it."""
         if link := self.links.pop(instance, None):
+            link.is_gone = True
             for sequence in link.sequences.values():
                 del self._followings[sequence]
 

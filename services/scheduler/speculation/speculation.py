@@ -87,7 +87,9 @@ class Speculation:
 
     def waits(self, now: float) -> bool:
         """Whether drafts that were asked for are still worth waiting for."""
-        self._awaited = {link: update for link, update in self._awaited.items() if link.num_answered < update}
+        self._awaited = {
+            link: update for link, update in self._awaited.items() if not link.is_gone and link.num_answered < update
+        }
         return bool(self._awaited) and now < self._deadline
 
     def give_up(self) -> int:

@@ -312,3 +312,16 @@ def test_where_nothing_is_left() -> None:
         tokens, accepted = verify(torch.full((2, 1000), value), two, layout)
         assert accepted.tolist() == [0] and ((tokens >= 0) & (tokens < 1000)).all()
         assert len(SAMPLER.propose(torch.full((1, 1000), value), batch)[1]) == 1
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("count", [1, 10, 999])
+def test_what_a_broken_draft_proposes_is_refused_by_no_worker(count: int, value: float) -> None:
+    """Some logits of a draft are not finite, as where float16 overflows: that ends no worker."""
+    wishes: list[dict[str, Any]] = [{}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}]
+    params = [SamplingParams(**wish) for wish in wishes]
+    logits = wide_logits(len(params) + 1)
+    logits[: len(params), -count:] = value
+    token_ids, distributions = SAMPLER.propose(logits, small_batch([*params, SamplingParams()]))
+    found = unpack_distributions(distributions, token_ids.numpy(), 1000)
+    assert (found.own > 0).all() and len(found.owners) > len(params) + 1, "the last row is sound"

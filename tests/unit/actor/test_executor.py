@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 import time
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shared.actor.executor import InlineExecutor, ThreadExecutor
+from shared.actor.executor import InlineExecutor, PacedExecutor, ThreadExecutor
 from shared.errors import ProtocolError
 from shared.messages import Holdings, Message
 from shared.transport.memory import MemoryOutbox, MemoryTransport
@@ -88,6 +89,56 @@ def test_inline_all_is_computed_when_the_call_returns() -> None:
         executor.submit(-1)
     executor.submit(4)
     assert line.answers == [3, 1, 4]
+
+
+def sliced(computation: Echo, line: Line) -> PacedExecutor[int]:
+    """A slice ends with each piece of work: whenever it is asked, the clock is a second further."""
+    times = iter(range(1000))
+    return PacedExecutor(computation, line, clock=lambda: next(times))
+
+
+async def test_what_fits_into_a_slice_is_computed_when_the_call_returns() -> None:
+    line = Line()
+    executor = PacedExecutor(Echo(), line, clock=lambda: 0.0)
+    for number in (3, 1):
+        executor.submit(number)
+    assert line.answers == [3, 1] and executor.failure is None
+    with pytest.raises(ProtocolError):
+        executor.submit(-1)
+
+
+async def test_between_two_slices_the_loop_does_what_else_is_due() -> None:
+    line, echo = Line(), Echo()
+    executor = sliced(echo, line)
+    executor.submit(3)
+    asyncio.get_running_loop().call_soon(executor.submit, 1)
+    assert echo.applied == [3] and line.answers == []
+    await asyncio.sleep(0)
+    assert echo.applied == [3, 1] and line.answers == [3]
+    while not echo.is_idle:
+        await asyncio.sleep(0)
+    assert line.answers == [3, 1] and executor.failure is None
+
+
+async def test_a_failure_between_two_calls_is_told_and_ends_the_work() -> None:
+    line, echo = Line(), Echo()
+    echo.broken = 2
+    executor = sliced(echo, line)
+    executor.submit(2)
+    executor.submit(4)
+    await asyncio.sleep(0)
+    assert isinstance(executor.failure, RuntimeError)
+    await asyncio.sleep(0)
+    assert line.answers == [] and not echo.is_idle
+
+
+async def test_what_is_not_computed_is_dropped_at_the_end() -> None:
+    line, echo = Line(), Echo()
+    executor = sliced(echo, line)
+    executor.submit(3)
+    executor.close()
+    await asyncio.sleep(0)
+    assert line.answers == [] and not echo.is_idle
 
 
 def test_a_thread_answers_in_order_and_malformed_work_costs_itself() -> None:

@@ -15,8 +15,9 @@ import pytest
 
 from services.draft.actor import DraftActor
 from services.draft.main import make
+from services.draft.ngram import PIECE
 from services.draft.session import DraftSession
-from shared.actor import LifePhase
+from shared.actor import LifePhase, executor
 from shared.actor.executor import ThreadExecutor
 from shared.config import Settings
 from shared.errors import FatalError, ModelError
@@ -97,6 +98,16 @@ async def test_prompt_lookup_answers() -> None:
         answer = await bench.heard(DraftProposals)
         assert (answer.update_id, answer.num_tokens, answer.draft_token_ids) == (1, [9], [3, 4, 5])
         assert answer.distributions == []
+
+
+async def test_what_is_told_meanwhile_counts_before_the_rest_of_a_long_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lookup is on the event loop, which has the heartbeats: it must not wait for a text to be read."""
+    monkeypatch.setattr(executor, "SLICE", 0.0)
+    async with running(Bench(draft="ngram")) as bench:
+        bench.send(update(1, {0: (2 * PIECE, [], 1)}, opened=[admitted(0, [1, 2] * PIECE)]))
+        bench.send(update(2, {1: (5, [], 1)}, opened=[admitted(1, [1, 2, 3, 1, 2])], closed=[0]))
+        answer = await bench.heard(DraftProposals)
+        assert (answer.update_id, answer.draft_token_ids) == (2, [3])
 
 
 async def test_an_update_that_makes_no_sense_costs_itself() -> None:

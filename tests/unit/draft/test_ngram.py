@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.draft.ngram import UNLIMITED, NGramIndex, NGramProposer
+from services.draft.ngram import NEAR, PIECE, UNLIMITED, NGramIndex, NGramProposer
 from tests.unit.draft.samples import admitted
 
 NUM_CASES = 10_000
@@ -108,3 +108,28 @@ def test_rows_are_apart_and_forgotten() -> None:
     lookup.open(admitted(1, TEXT))
     assert guessed(lookup, 1, 2) == [3, 4]
     assert lookup.capacity.vocab_size == 0 and lookup.capacity.max_model_len == UNLIMITED
+
+
+def test_long_texts_are_read_in_pieces_and_no_other_row_waits_for_them() -> None:
+    generator = random.Random(1)
+    texts = [generator.choices(range(9), k=count) for count in (2 * PIECE + 1, PIECE - 1, NEAR)]
+    lookup = proposer()
+    read: list[int] = []
+    finished: list[int] = []
+    for row, text in enumerate(texts):
+        lookup.open(admitted(row, text))
+    assert [lookup.is_behind(row) for row in range(3)] == [True, True, False]
+    goals = dict.fromkeys(range(3), 4)
+    while len(finished) < 3:
+        assert lookup.propose(goals, False) >= 1
+        read.append(sum(len(lookup._rows[row].index.token_ids) for row in range(3)))
+        finished += [row for row in range(3) if lookup.finished(row, 4) and row not in finished]
+    assert finished == [2, 1, 0], "the shortest first"
+    assert all(after - before <= PIECE + NEAR for before, after in zip([0, *read], read, strict=False))
+    for row, text in enumerate(texts):
+        assert lookup.guess(row, 4).token_ids == search(text, 1, 3, 4)
+    lookup.commit(0, texts[0][: NEAR + 1])
+    lookup.propose({0: 4}, False)
+    assert not lookup.finished(0, 4), "what is committed is read too"
+    lookup.propose({0: 4}, False)
+    assert lookup.guess(0, 4).token_ids == search(texts[0] + texts[0][: NEAR + 1], 1, 3, 4)

@@ -182,6 +182,19 @@ def test_drafts_that_were_not_there_yet_are_tried_again() -> None:
     assert all(cost.depth > 0 for mode, cost in controller.costs.items() if cost.num_trials and mode != PLAIN)
 
 
+def test_steps_are_plain_while_there_are_no_drafts() -> None:
+    """A trial in which none came shows nothing, and is not repeated at once; once drafts come that is soon noticed."""
+    costs, expected = costs_of(0.01, 0.01), yields([0.8], 8)
+    controller, draft_begins, num_steps = DraftLengthController(modes_of(0, 8)), 8000, 0
+    for step in range(draft_begins + 500):
+        num_steps += controller.mode != PLAIN and step < draft_begins
+        controller.record(costs[controller.mode], controller.mode.num_draft_tokens if step >= draft_begins else 0.0)
+        if controller.is_due:
+            controller.choose(expected, 0.0)
+    assert num_steps < 0.15 * draft_begins
+    assert controller.mode.num_draft_tokens == 8
+
+
 def test_what_others_cost_is_forgotten_after_surprises_in_turn_and_each_time_anew() -> None:
     controller, other = DraftLengthController(modes_of(0, 8)), SpeculationMode(2)
     controller._num_compared = 5

@@ -465,6 +465,27 @@ def test_without_chunking_a_prompt_waits_for_a_whole_budget() -> None:
     assert world.scheduler.counters.num_chunked_prefills == 0
 
 
+def test_without_chunking_what_has_outgrown_a_step_is_computed_again_in_pieces() -> None:
+    """Prompt and output are more than a step can take: it would wait for ever, and all behind it."""
+    world = World(Policy(max_num_batched_tokens=32, enable_chunked_prefill=False), workers=2)
+    world.add("a", prompt(20), max_tokens=40)
+    while len(world.outputs.get(("a", 0), [])) < 30:
+        world.step()
+    world.lose(world.scheduler.requests["a"].sequences[0].worker)
+    world.add("b", prompt(20, 7), max_tokens=3)
+    world.run()
+    world.assert_outputs()
+
+
+def test_without_chunking_the_largest_piece_of_a_prompt_is_the_whole() -> None:
+    policy = Policy(max_num_batched_tokens=32, enable_chunked_prefill=False, long_prefill_token_threshold=10)
+    world = World(policy)
+    world.add("a", prompt(20), max_tokens=3)
+    world.run()
+    world.assert_outputs()
+    assert world.scheduler.counters.num_chunked_prefills == 0
+
+
 def test_a_planner_lives_as_long_as_its_replica_and_keeps_nothing_of_a_plan() -> None:
     world = World(num_blocks=16, workers=2)
     planners = dict(world.scheduler._batchers)

@@ -122,16 +122,26 @@ def test_calls_come_with_their_outcomes() -> None:
     assert list(calls([])) == []
 
 
-@pytest.mark.parametrize("frames", [[[PLAN, b"p"]], [[ERROR, "a", "b"]], [["other", 1]], [[CALL, "no_event", [], {}]]])
-def test_frames_in_a_wrong_place_are_refused(frames: list[list[Any]]) -> None:
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [[PLAN, b"p"]], [[ERROR, "a", "b"]], [["other", 1]], [[CALL, "no_event", [], {}]], [[]], [[CALL]],
+        [[CALL, "expire", [1.0]]], [[CALL, "expire", 1.0, {}]], [[CALL, ["expire"], [1.0], {}]],
+        [[CALL, "expire", [1.0], {}], [PLAN]], [[CALL, "expire", [1.0], {}], [ERROR, "a"]],
+    ],
+)  # fmt: skip
+def test_frames_that_are_damaged_or_in_a_wrong_place_are_refused(frames: list[list[Any]]) -> None:
     with pytest.raises(ProtocolError):
         list(calls(frames))
 
 
 @pytest.mark.parametrize(
     "frame",
-    [framed(START, FORMAT + 1, "1", "s", {}), framed(START, FORMAT, "1", "s"), framed(CALL, FORMAT, "1", "s", {})],
-)
+    [
+        framed(START, FORMAT + 1, "1", "s", {}), framed(START, FORMAT, "1", "s"), framed(CALL, FORMAT, "1", "s", {}),
+        framed(START, FORMAT, "1", "s", []), begin(tenant_weights=3), begin(max_n="many"),
+    ],
+)  # fmt: skip
 def test_another_format_is_refused(frame: bytes) -> None:
     with pytest.raises(ProtocolError):
         played(frame)
@@ -143,3 +153,11 @@ def test_a_frame_that_is_cut_ends_the_recording_and_a_huge_one_is_refused() -> N
     assert played(whole + b"\x01").num_events == 2
     with pytest.raises(ProtocolError, match="too large"):
         played(begin() + (1 << 31).to_bytes(LENGTH_BYTES, "little") + b"x" * 20)
+
+
+@pytest.mark.parametrize("text", [b"\xff\xff", b"expir\xc3"])
+def test_text_that_is_none_is_refused(text: bytes) -> None:
+    """A recording of a scheduler that died has no checksum at its end, so damaged bytes come this far."""
+    sound = framed(CALL, "x" * len(text), [1.0], {})
+    with pytest.raises(ProtocolError, match="cannot be read"):
+        played(begin() + sound.replace(b"x" * len(text), text))

@@ -64,6 +64,7 @@ class Link:
     def __init__(self, *, is_late: bool = False) -> None:
         self.num_answered = 0
         self.is_late = is_late
+        self.is_gone = False
 
 
 def test_a_step_waits_for_drafts_that_were_asked_and_are_not_late() -> None:

@@ -167,6 +167,27 @@ def test_a_silent_draft_is_waited_for_once() -> None:
     assert verified(world)
 
 
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_a_draft_that_is_gone_is_not_waited_for(comes_back: bool) -> None:
+    """The other draft has answered: nothing else is awaited, also where the first one comes back in another life."""
+    world = speculating()
+    world.join_draft("e", FakeDraft(skill=1.0))
+    for index in range(2):
+        world.add(f"r{index}", [index, 7, 9], max_tokens=20)
+    world.plan("w0")
+    world.answer("w0")
+    assert world.plan("w0") is None and world.updates["d"] and world.updates["e"]
+    if comes_back:
+        world.join_draft("d", FakeDraft())
+    else:
+        world.lose_draft("d")
+    assert world.plan("w0") is None, "the other one is awaited"
+    world.propose("e")
+    assert world.plan("w0") is not None and len(verified(world)) == 1
+    world.run()
+    world.assert_outputs("r0", "r1")
+
+
 def test_what_no_longer_agrees_is_dropped_and_the_rest_is_used() -> None:
     world = speculating(4, skill=1.0)
     world.add("r", [1, 2, 3], max_tokens=40)
