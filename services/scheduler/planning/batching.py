@@ -226,7 +226,11 @@ class Batcher:
         self.builder.schedule(sequence, num_tokens, num_samples, self.replica.grow(sequence, *missing))
 
     def _chunk(self, sequence: Sequence, num_behind: int) -> int:
-        """How many of its tokens a sequence may compute in this step."""
+        """How many of its tokens a sequence may compute in this step.
+
+        Without chunked prefill all or none, except where no step can have them all: a sequence that is preempted may
+        have grown longer than a step.
+        """
         threshold = self.policy.long_prefill_token_threshold
         num_tokens = min(num_behind, self.builder.budget)
         if sequence.tenant in self._slow and num_behind > 1:
@@ -234,7 +238,7 @@ class Batcher:
             self._slow_budget -= num_tokens
         if threshold and num_behind > 1:
             num_tokens = min(num_tokens, threshold)
-        if num_tokens < num_behind and not self.policy.enable_chunked_prefill:
+        if num_tokens < num_behind <= self.policy.max_num_batched_tokens and not self.policy.enable_chunked_prefill:
             return 0
         return min(num_tokens, self._longest_chunk)
 

@@ -465,6 +465,19 @@ def test_without_chunking_a_prompt_waits_for_a_whole_budget() -> None:
     assert world.scheduler.counters.num_chunked_prefills == 0
 
 
+def test_without_chunking_a_sequence_that_has_outgrown_a_step_is_computed_again() -> None:
+    world = World(Policy(max_num_batched_tokens=32, enable_chunked_prefill=False))
+    world.add("long", prompt(20), max_tokens=40)
+    while len(world.outputs.get(("long", 0), ())) < 20:
+        world.step()
+    world.lose("w0")
+    world.join("w1")
+    world.add("behind", prompt(3, 7), max_tokens=4)
+    world.run()
+    world.assert_outputs("long", "behind")
+    world.assert_idle()
+
+
 def test_a_planner_lives_as_long_as_its_replica_and_keeps_nothing_of_a_plan() -> None:
     world = World(num_blocks=16, workers=2)
     planners = dict(world.scheduler._batchers)
