@@ -231,7 +231,7 @@ class Batcher:
         Without chunked prefill all or none, except where no step can have them all: a sequence that is preempted may
         have grown longer than a step.
         """
-        threshold = self.policy.long_prefill_token_threshold
+        threshold = self.policy.long_prefill_token_threshold if self.policy.enable_chunked_prefill else 0
         num_tokens = min(num_behind, self.builder.budget)
         if sequence.tenant in self._slow and num_behind > 1:
             num_tokens = min(num_tokens, self._slow_budget)

@@ -465,6 +465,14 @@ def test_without_chunking_a_prompt_waits_for_a_whole_budget() -> None:
     assert world.scheduler.counters.num_chunked_prefills == 0
 
 
+def test_without_chunking_no_prompt_is_too_long_for_a_piece() -> None:
+    world = World(Policy(max_num_batched_tokens=32, enable_chunked_prefill=False, long_prefill_token_threshold=8))
+    world.add("a", prompt(20), max_tokens=3)
+    world.run()
+    world.assert_outputs("a")
+    assert world.scheduler.counters.num_chunked_prefills == 0
+
+
 def test_without_chunking_a_sequence_that_has_outgrown_a_step_is_computed_again() -> None:
     world = World(Policy(max_num_batched_tokens=32, enable_chunked_prefill=False))
     world.add("long", prompt(20), max_tokens=40)
