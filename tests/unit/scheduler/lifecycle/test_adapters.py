@@ -249,6 +249,28 @@ def test_requests_go_to_the_worker_that_has_their_adapter() -> None:
     assert len(set(workers)) == 1, "it takes turns among equals, and the others would have to load it"
 
 
+def test_requests_with_adapters_go_to_workers_that_serve_some() -> None:
+    core, params = Scheduler(Policy()), SamplingParams(max_tokens=2).resolved(GenerationDefaults(), max_tokens=2)
+    core.set_detokenizers(["d"])
+    small = msgspec.structs.replace(capacity(num_blocks=32), max_loras=0)
+    core.add_worker("plain", 5, small)
+    core.add_worker("able", 6, able())
+    for number in range(4):
+        core.add(AddRequest(RequestHeader(f"r{number}", "g", adapter=TWO), params, pack_tokens([1, 2]), [0]), 0.0)
+        core.add(AddRequest(RequestHeader(f"b{number}", "g"), params, pack_tokens([1, 2]), [0]), 0.0)
+    workers = {name: request.sequences[0].worker for name, request in core.requests.items()}
+    assert {workers[f"r{number}"] for number in range(4)} == {"able"} and "plain" in workers.values()
+    core.retire_worker("able")
+    assert {s.request.request_id for s in core.unassigned} == {f"r{number}" for number in range(4)}
+    core.add(AddRequest(RequestHeader("late", "g", adapter=TWO), params, pack_tokens([1, 2]), [0]), 0.0)
+    ((_, refused),) = core.outbound.take_rejections()
+    assert (refused.request_id, refused.code, refused.field) == ("late", RejectCode.NOT_FOUND, "model")
+    patience = core.policy.resume_timeout
+    core.expire(10.0)
+    assert len(core.expire(11.0 + patience)) == 4 and not core.unassigned
+    assert all(one.message.endswith("or none serves adapters") for _, one in core.outbound.take_rejections())
+
+
 def test_a_recording_replays_them(tmp_path: Path) -> None:
     memory = Memory()
     play(RecordedScheduler(Policy(), memory))
