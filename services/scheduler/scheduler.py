@@ -325,7 +325,7 @@ class Scheduler:
 
     def ask_holdings(self, instance: str) -> ReportHoldings:
         """What to send to a worker now, in order with its plans."""
-        return self._reconciliation.ask(self.replicas[instance])
+        return self._reconciliation.ask(self.replicas[instance], self.forks.unsent)
 
     def reconcile(self, message: Holdings) -> bool:
         """Correct what a worker holds otherwise than it should.  False where the report is of another life.  Raises
