@@ -107,10 +107,14 @@ class ModelSleep:
         return True
 
     def _check_room(self, message: AddRequest) -> None:
+        """As the core counts once it has all of them, beside what waits there: what is held is not refused then."""
         is_background = message.header.is_background
         same = [held.message for held in self._held.values() if held.message.header.is_background == is_background]
-        num_tokens = sum(len(one.prompt_token_ids) for one in same) // 4
-        check_queue(len(same), num_tokens, self._core.policy, is_background=is_background)
+        counts = [1 if one.params.beam is not None else min(one.params.n, self._core.policy.max_n) for one in same]
+        sizes = [len(one.prompt_token_ids) // 4 for one in same]
+        there = [one.num_tokens for one in self._core.unassigned if one.is_background == is_background]
+        num_tokens = sum(there) + sum(count * size for count, size in zip(counts, sizes, strict=True))
+        check_queue(len(there) + sum(counts), num_tokens, self._core.policy, is_background=is_background)
 
     def attach(self, message: AttachRequest) -> bool:
         """The client of a held request has come back; False where none is held."""

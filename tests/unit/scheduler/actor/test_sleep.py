@@ -179,6 +179,31 @@ def test_gateways_know_a_later_roster_by_its_version(shell: Shell, tmp_path: Pat
     assert versions == sorted(set(versions))
 
 
+def test_what_is_held_is_not_refused_once_a_worker_is_there(shell: Shell, tmp_path: Path) -> None:
+    """Each completion counts, and each sequence that an earlier worker had begun."""
+    shell.ask("begun")
+    fall_asleep(shell, tmp_path)
+    params = SamplingParams(n=2, max_tokens=6, seed=1).resolved(GenerationDefaults(), max_tokens=16)
+    for name in ("two", "too many"):
+        header = RequestHeader(name, "at-g", arrival_time=shell.actor.now)
+        shell.hear(AddRequest(header, params, pack_tokens([1, 2, 3, 4]), [0]))
+    assert [one.request_id for one in shell.taken(RequestRejected, "at-g")] == ["too many"]
+    shell.hear(shell.hello("w2"))
+    assert not shell.taken(RequestRejected) and list(shell.actor.core.requests) == ["begun", "two"]
+
+
+def test_completions_that_are_held_count_with_their_prompts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shell = Shell(monkeypatch, activity_dir=str(tmp_path), max_num_queued_tokens=9)
+    shell.join("w", "d", "g")
+    fall_asleep(shell, tmp_path)
+    params = SamplingParams(n=3, max_tokens=6, seed=1).resolved(GenerationDefaults(), max_tokens=16)
+    shell.hear(AddRequest(RequestHeader("three", "at-g"), params, pack_tokens([1, 2, 3, 4]), [0]))
+    shell.ask("later")
+    assert [one.request_id for one in shell.taken(RequestRejected, "at-g")] == ["later"]
+    shell.hear(shell.hello("w2"))
+    assert not shell.taken(RequestRejected) and list(shell.actor.core.requests) == ["three"]
+
+
 def test_tokens_that_are_held_count_against_the_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Each request has four."""
     shell = Shell(monkeypatch, activity_dir=str(tmp_path), max_num_queued_tokens=8)
