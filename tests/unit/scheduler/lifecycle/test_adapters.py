@@ -353,6 +353,24 @@ def test_a_name_that_gets_another_content_gives_the_earlier_one_up() -> None:
     assert [adapter.digest for adapter in order.adapters] == ["new"]
 
 
+def test_a_load_is_not_answered_with_what_requests_had_read_again_before_it_came() -> None:
+    core, params = Scheduler(Policy()), SamplingParams(max_tokens=2).resolved(GenerationDefaults(), max_tokens=2)
+    core.set_detokenizers(["d"])
+    core.adapters.learn(Hello(ServiceName.GATEWAY, "g", "g", 1, "", adapters=[ONE]))
+    core.add_worker("w", 5, able())
+    core.add(AddRequest(RequestHeader("r", "g", adapter=ONE), params, pack_tokens([1, 2]), [0]), 0.0)
+    core.schedule("w", 0.0)
+    ((_, again),) = core.adapters.take_orders()
+    core.adapters.load(LoadAdapter("l", "g", "one", "/one"))  # other files lie there since
+    ((_, load),) = core.adapters.take_orders()
+    core.adapters.held(AdaptersHeld(5, again.order, [ONE]))
+    assert core.replicas["w"].adapters.holds(ONE.digest) and core.adapters.take_answers() == []
+    news = Adapter("one", "new", "/one")
+    core.adapters.held(AdaptersHeld(5, load.order, [ONE, news]))
+    assert [answer.adapter for _, answer in core.adapters.take_answers()] == [news]
+    assert core.adapters.known == {"one": news}
+
+
 def test_what_is_on_its_way_takes_room_too() -> None:
     adapters = make(num_held=2)
     held(adapters, ONE)
