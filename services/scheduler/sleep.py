@@ -61,6 +61,12 @@ class ModelSleep:
         return len(self._held)
 
     @property
+    def counts(self) -> tuple[int, int]:
+        """Of those that are held, how many are not of the background, and how many are."""
+        num_background = sum(one.message.header.is_background for one in self._held.values())
+        return len(self._held) - num_background, num_background
+
+    @property
     def limits(self) -> tuple[WorkerCapacity | None, int, int]:
         """The smallest worker, the longest sequence and the longest prompt; of the last worker while the model
         sleeps."""
@@ -98,6 +104,7 @@ class ModelSleep:
             try:
                 self._check_room(message)
             except RequestError as error:
+                self._core.counters.num_rejected += 1
                 self._core.outbound.reject(header.gateway, header.request_id, error)
                 return True
         if account is None and message.latency is not None:
@@ -151,6 +158,7 @@ class ModelSleep:
             header = one.message.header
             if header.deadline is not None and header.deadline <= now:
                 del self._held[name]
+                self._core.counters.num_expired += 1
                 late = RequestError("the deadline has passed", code=RejectCode.DEADLINE_EXCEEDED)
                 self._core.outbound.reject(header.gateway, name, late)
 

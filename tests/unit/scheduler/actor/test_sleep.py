@@ -98,12 +98,25 @@ def test_a_deadline_and_a_full_queue_are_answered(shell: Shell, tmp_path: Path) 
     shell.ask("late", time_left=1.0)
     for name in "abc":
         shell.ask(name)
+    counters = shell.actor.core.counters
+    assert (counters.num_rejected, counters.num_expired) == (1, 0)
     (refused,) = shell.taken(RequestRejected, "at-g")
     assert refused.request_id == "c" and refused.code is RejectCode.RESOURCE_EXHAUSTED
     shell.actor.now = steady_time() + 2.0
     shell.hear(Tick())
     (late,) = shell.taken(RequestRejected, "at-g")
     assert late.request_id == "late" and late.code is RejectCode.DEADLINE_EXCEEDED and len(held(shell)) == 2
+    assert (counters.num_rejected, counters.num_expired) == (1, 1)
+
+
+def test_what_is_held_of_the_background_is_told_as_such(shell: Shell, tmp_path: Path) -> None:
+    fall_asleep(shell, tmp_path)
+    shell.ask("live")
+    shell.ask("batch 1", is_background=True)
+    shell.ask("batch 2", is_background=True)
+    shell.hear(GetLoad("q", "at-g"))
+    (load,) = shell.taken(Load)
+    assert (load.num_waiting, load.num_background_waiting) == (1, 2)
 
 
 def test_the_supervisor_is_told_at_once_of_the_first_request_and_of_others_at_the_next_tick(
