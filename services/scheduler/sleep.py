@@ -13,6 +13,7 @@ import msgspec
 import structlog
 
 from services.scheduler.lifecycle.admission import check_queue
+from services.scheduler.lifecycle.parking import is_later_call
 from services.scheduler.scheduler import Scheduler
 from shared.activity import Activity, is_marked_asleep, write_activity
 from shared.errors import RejectCode, RequestError
@@ -98,8 +99,10 @@ class ModelSleep:
         if not self.is_asleep or self._core.replicas:
             return False
         header, account = message.header, None
-        if (earlier := self._held.get(header.request_id)) is not None:  # a replay, or its client is back
-            account = earlier.account
+        if (earlier := self._held.get(header.request_id)) is not None:
+            if not is_later_call(header, earlier.message.header):  # a replay
+                return True
+            account = earlier.account  # its client is back
         elif not message.is_resumed:
             try:
                 self._check_room(message)

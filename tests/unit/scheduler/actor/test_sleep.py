@@ -73,6 +73,22 @@ def test_requests_wait_for_the_first_worker_in_their_order(shell: Shell, tmp_pat
     assert shell.taken(StepPlan, "at-w2")
 
 
+def test_a_replay_does_not_take_a_held_request_from_the_gateway_of_a_later_call(shell: Shell, tmp_path: Path) -> None:
+    """As of a tokenizer that stood still, and passes on what it was given before the client came back."""
+    fall_asleep(shell, tmp_path)
+    shell.ask("a")
+    shell.hear(AttachRequest("a", "at-other"))
+    shell.ask("a")
+    params = SamplingParams(max_tokens=6, seed=1).resolved(GenerationDefaults(), max_tokens=16)
+    for gateway, seconds in (("at-other", 0.0), ("at-third", 2.0)):
+        header = RequestHeader("b", gateway, arrival_time=shell.actor.now + seconds)
+        shell.hear(AddRequest(header, params, pack_tokens([1, 2, 3, 4]), [0]))
+    shell.ask("b")
+    shell.hear(shell.hello("w2"))
+    gateways = {name: request.header.gateway for name, request in shell.actor.core.requests.items()}
+    assert gateways == {"a": "at-other", "b": "at-third"}
+
+
 def test_the_wait_is_a_phase_of_its_own(shell: Shell, tmp_path: Path) -> None:
     ask_with_times(shell, "running")
     fall_asleep(shell, tmp_path)
