@@ -135,7 +135,7 @@ class SchedulerActor(Actor):
         self.core.abort(message.request_id, message.gateway, has_everything=message.reason == HAS_EVERYTHING)
 
     def handle_get_load(self, message: GetLoad) -> None:
-        self.send(message.gateway, load_of(self.core, message.request_id, self.steps.tokens, len(self.sleep)))
+        self.send(message.gateway, load_of(self.core, message.request_id, self.steps.tokens, self.sleep.counts))
 
     # -- steps
 
@@ -368,7 +368,7 @@ class SchedulerActor(Actor):
     def collectors(self) -> list[Collector]:
         from shared.exposition import EngineCollector
 
-        load, name = load_of(self.core, "", self.steps.tokens, len(self.sleep)), self.settings.engine.model_name
+        load, name = load_of(self.core, "", self.steps.tokens, self.sleep.counts), self.settings.engine.model_name
         return [*super().collectors(), EngineCollector(name, load, self.settings.memory.cache_labels)]
 
     def snapshot(self) -> Mapping[str, Any]:

@@ -16,11 +16,14 @@ from shared.metrics.histogram import STEP_TOKENS, Histogram
 MAX_RUNNING = 256  # sequences listed of each worker
 
 
-def load_of(core: Scheduler, request_id: str, step_tokens: Histogram, num_held: int = 0) -> Load:
-    """The answer to one GetLoad.  `num_held`: requests that wait for the model to be loaded."""
+def load_of(core: Scheduler, request_id: str, step_tokens: Histogram, held: tuple[int, int] = (0, 0)) -> Load:
+    """The answer to one GetLoad.  `held`: requests that wait for the model to be loaded, and those of the background
+    that do."""
+    num_held, num_background_held = held
     workers = [worker_load(replica) for replica in core.replicas.values()]
     num_background_running = sum(replica.num_background for replica in core.replicas.values())
-    num_background_waiting = sum(replica.waiting.num_background for replica in core.replicas.values())
+    num_background_waiting = num_background_held
+    num_background_waiting += sum(replica.waiting.num_background for replica in core.replicas.values())
     num_background_waiting += sum(sequence.is_background for sequence in core.unassigned)
     counted = {name: getattr(core.counters, name) for name in Load.__struct_fields__ if hasattr(core.counters, name)}
     return Load(

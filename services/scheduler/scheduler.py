@@ -29,6 +29,7 @@ from services.scheduler.lifecycle.intake import RequestIntake
 from services.scheduler.lifecycle.moves import BlockMoves
 from services.scheduler.lifecycle.outputs import Outbound
 from services.scheduler.lifecycle.parking import Parking, is_later_call
+from services.scheduler.lifecycle.resumption import begin_again
 from services.scheduler.lifecycle.side_tables import SideTables
 from services.scheduler.lifecycle.step_results import StepResultProcessor
 from services.scheduler.planning.batching import Batcher
@@ -163,9 +164,10 @@ class Scheduler:
             self.outbound.reject(message.gateway, message.request_id, error)
             return
         self.accounts.track(request.sequences, message.latency)
-        if parked is not None:
-            self.requests[message.request_id] = parked
-            self._assignment.place(parked.unfinished)
+        again = begin_again(request)
+        if parked is not None or again:
+            self._finalizer.reopen(request)
+            self._assignment.place(again if parked is None else request.unfinished)
         request.header = msgspec.structs.replace(request.header, gateway=message.gateway, deadline=message.deadline)
         request.is_gathered = False  # whether the new call reads it at its end is not known
         if request.detokenizer not in self._detokenizers:
@@ -325,7 +327,7 @@ class Scheduler:
 
     def ask_holdings(self, instance: str) -> ReportHoldings:
         """What to send to a worker now, in order with its plans."""
-        return self._reconciliation.ask(self.replicas[instance])
+        return self._reconciliation.ask(self.replicas[instance], self.forks.unsent)
 
     def reconcile(self, message: Holdings) -> bool:
         """Correct what a worker holds otherwise than it should.  False where the report is of another life.  Raises

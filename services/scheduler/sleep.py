@@ -13,6 +13,7 @@ import msgspec
 import structlog
 
 from services.scheduler.lifecycle.admission import check_queue
+from services.scheduler.lifecycle.parking import is_later_call
 from services.scheduler.scheduler import Scheduler
 from shared.activity import Activity, is_marked_asleep, write_activity
 from shared.errors import RejectCode, RequestError
@@ -61,6 +62,12 @@ class ModelSleep:
         return len(self._held)
 
     @property
+    def counts(self) -> tuple[int, int]:
+        """Of those that are held, how many are not of the background, and how many are."""
+        num_background = sum(one.message.header.is_background for one in self._held.values())
+        return len(self._held) - num_background, num_background
+
+    @property
     def limits(self) -> tuple[WorkerCapacity | None, int, int]:
         """The smallest worker, the longest sequence and the longest prompt; of the last worker while the model
         sleeps."""
@@ -92,12 +99,15 @@ class ModelSleep:
         if not self.is_asleep or self._core.replicas:
             return False
         header, account = message.header, None
-        if (earlier := self._held.get(header.request_id)) is not None:  # a replay, or its client is back
-            account = earlier.account
+        if (earlier := self._held.get(header.request_id)) is not None:
+            if not is_later_call(header, earlier.message.header):  # a replay
+                return True
+            account = earlier.account  # its client is back
         elif not message.is_resumed:
             try:
                 self._check_room(message)
             except RequestError as error:
+                self._core.counters.num_rejected += 1
                 self._core.outbound.reject(header.gateway, header.request_id, error)
                 return True
         if account is None and message.latency is not None:
@@ -107,10 +117,14 @@ class ModelSleep:
         return True
 
     def _check_room(self, message: AddRequest) -> None:
+        """As the core counts once it has all of them, beside what waits there: what is held is not refused then."""
         is_background = message.header.is_background
         same = [held.message for held in self._held.values() if held.message.header.is_background == is_background]
-        num_tokens = sum(len(one.prompt_token_ids) for one in same) // 4
-        check_queue(len(same), num_tokens, self._core.policy, is_background=is_background)
+        counts = [1 if one.params.beam is not None else min(one.params.n, self._core.policy.max_n) for one in same]
+        sizes = [len(one.prompt_token_ids) // 4 for one in same]
+        there = [one.num_tokens for one in self._core.unassigned if one.is_background == is_background]
+        num_tokens = sum(there) + sum(count * size for count, size in zip(counts, sizes, strict=True))
+        check_queue(len(there) + sum(counts), num_tokens, self._core.policy, is_background=is_background)
 
     def attach(self, message: AttachRequest) -> bool:
         """The client of a held request has come back; False where none is held."""
@@ -147,6 +161,7 @@ class ModelSleep:
             header = one.message.header
             if header.deadline is not None and header.deadline <= now:
                 del self._held[name]
+                self._core.counters.num_expired += 1
                 late = RequestError("the deadline has passed", code=RejectCode.DEADLINE_EXCEEDED)
                 self._core.outbound.reject(header.gateway, name, late)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from services.scheduler.consistency.results import StepLost
@@ -19,7 +20,7 @@ class Expected:
     report_id: int
     next_step_id: int
     digests: dict[int, int]  # of each running sequence's tables, by row
-    holders: dict[int, Sequence]
+    holders: dict[int, Sequence]  # of these, the sequences whose rows the worker was sent
     given_up: frozenset[int]  # rows that the next plan releases
 
 
@@ -48,12 +49,13 @@ def digest_of(sequence: Sequence) -> int:
     return digest
 
 
-def expected(replica: Replica, report_id: int) -> Expected:
+def expected(replica: Replica, report_id: int, unsent: Set[Sequence]) -> Expected:
+    """`unsent`: sequences whose rows may not be at the worker yet."""
     return Expected(
         report_id,
         replica.num_steps,
         {s.row: digest_of(s) for s in replica.running},
-        {s.row: s for s in replica.running},
+        {s.row: s for s in replica.running if s not in unsent},
         frozenset(replica.released_rows),
     )
 

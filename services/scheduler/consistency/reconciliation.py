@@ -6,6 +6,7 @@ a recomputation, and other sequences nothing.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import asdict
 
 from services.scheduler.consistency.holdings import Audit, check_report, check_steps, compare, expected
@@ -63,13 +64,13 @@ class Reconciliation:
 
     # -- the worker's
 
-    def ask(self, replica: Replica) -> ReportHoldings:
-        """To be sent behind the plans so far."""
+    def ask(self, replica: Replica, unsent: Set[Sequence]) -> ReportHoldings:
+        """To be sent behind the plans so far, in none of which those `unsent` had a part yet."""
         unfinished = (entry for entry in self._num_refusals.items() if entry[0].status is not Status.FINISHED)
         self._num_refusals = dict(unfinished)
         audit = self._audit(replica)
         audit.num_reports += 1
-        audit.expected = expected(replica, audit.num_reports)
+        audit.expected = expected(replica, audit.num_reports, unsent)
         return ReportHoldings(replica.epoch, audit.num_reports, replica.num_steps)
 
     def compare(self, replica: Replica, holdings: Holdings) -> None:

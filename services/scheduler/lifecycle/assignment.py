@@ -20,8 +20,9 @@ class ReplicaAssignment:
     """The queues of the live workers, and the sequences that wait for a worker to join.
 
     Invariant: every unfinished sequence is waiting or running at one replica, or `unassigned` while no worker lives
-    that has room for it and computes the same bits as the one that began it.  A worker's successor may be smaller than
-    the one that a request was let in for, and with mixed workers of another kind.
+    that has room for it, serves adapters where it has one, and computes the same bits as the one that began it.  A
+    worker's successor may be smaller than the one that a request was let in for, and with mixed workers of another
+    kind.
     """
 
     def __init__(
@@ -154,4 +155,6 @@ def unplaceable(request: Request, seconds: float) -> RequestError:
         f"no live worker could serve this request for {seconds:g} s: none has room for its maximum length of "
         f"{request.max_length} tokens, or none has the fingerprint of the worker that began it"
     )
+    if request.adapter:
+        text += ", or none serves adapters"
     return RequestError(text, code=RejectCode.UNAVAILABLE, retry_after_ms=RETRY_AFTER_MS)

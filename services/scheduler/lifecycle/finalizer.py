@@ -64,6 +64,12 @@ class RequestFinalizer:
         del self.open[request.request_id]
         self.tables.let_go(request)
 
+    def reopen(self, request: Request) -> None:
+        """Some of it is generated again."""
+        self.finished.pop(request.request_id, None)
+        request.finished_time = None
+        self.open[request.request_id] = request
+
     def forget(self, request: Request) -> None:
         """A finished request is not asked for again."""
         del self.finished[request.request_id]

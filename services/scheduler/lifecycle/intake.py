@@ -54,7 +54,7 @@ class RequestIntake:
             raise _not_ready("worker")
         if not has_detokenizers:
             raise _not_ready("detokenizer")
-        if message.header.adapter is not None and not self.capacity.max_loras:
+        if message.header.adapter is not None and not any(r.capacity.max_loras for r in self._replicas.values()):
             raise RequestError("max_loras is 0: no adapters are served", field="model", code=RejectCode.NOT_FOUND)
         prompt = unpack_tokens(message.prompt_token_ids)
         check_request(message, prompt, self._limits(self.capacity), now)

@@ -37,6 +37,18 @@ def resume(request: Request, sent: list[list[int]], finished: list[bool]) -> Non
             _go_on_behind(sequence, tokens)
 
 
+def begin_again(request: Request) -> list[Sequence]:
+    """Those of a request whose client has come back that had ended in an earlier life: nothing is known of them here,
+    and the client may lack them.  They are generated again."""
+    if request.search is not None:
+        return []
+    ended = [one for one in request.sequences if one.status is Status.FINISHED and one.num_cached_tokens < 0]
+    again = [one for one in ended if not one.num_output_tokens]
+    for sequence in again:
+        sequence.status = Status.WAITING
+    return again
+
+
 def _go_on_behind(sequence: Sequence, tokens: list[int]) -> None:
     """What would end the sequence is left out: it is generated again, and then ends it."""
     request = sequence.request

@@ -122,7 +122,7 @@ class ReplicaAdapters:
         return True
 
     def answered(self, message: AdaptersHeld) -> tuple[list[Adapter], list[AdapterFailure]]:
-        """Take an answer in.  Returns what has come, and what has failed.
+        """Take an answer in.  Returns what was read for loads, whose digests were not known, and what has failed.
 
         It has what was held before what was ordered, so that of two from one directory the last is what is there now.
         What failed is looked at first: the content that its directory had before is among those that are held.
@@ -138,6 +138,7 @@ class ReplicaAdapters:
                 del self._ordered[key]
             if keys:
                 self._held[adapter.digest] = adapter
+            if ("", adapter.path) in keys:  # of one ordered by its digest a load that waits may get other content
                 came.append(adapter)
         return came, failed
 

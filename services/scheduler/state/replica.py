@@ -170,8 +170,11 @@ class Replica:
         return longest <= self.capacity.max_model_len and self.blocks_for(longest) <= self.capacity.num_blocks
 
     def can_serve(self, sequence: Sequence) -> bool:
-        """Whether there is room for it, and it goes on here with the same bits if it has output."""
-        return sequence.request.bound_to in ("", self.capacity.fingerprint) and self.has_room(sequence)
+        """Whether there is room for it, adapters are served if it has one, and it goes on here with the same bits if it
+        has output."""
+        request = sequence.request
+        is_of_kind = request.bound_to in ("", self.capacity.fingerprint)
+        return is_of_kind and (not request.adapter or self.capacity.max_loras > 0) and self.has_room(sequence)
 
     def start(self, sequence: Sequence) -> None:
         """Move a sequence from waiting to running and give it a row."""

@@ -18,7 +18,10 @@ class SchedulingSettings(Section, frozen=True, kw_only=True):
         bool, advanced("Compute long prompts in pieces, in the same steps as decodes.")
     ] = True
     long_prefill_token_threshold: Annotated[
-        int, advanced("Largest piece of a prompt in one step. 0: the whole budget of the step.")
+        int,
+        advanced(
+            "Largest piece of a prompt in one step. 0: the whole budget of the step. Needs enable_chunked_prefill."
+        ),
     ] = 0
     scheduling_policy: Annotated[
         Literal["fcfs", "priority"], advanced("Order of waiting requests. priority: a smaller priority runs earlier.")

@@ -73,6 +73,22 @@ def test_requests_wait_for_the_first_worker_in_their_order(shell: Shell, tmp_pat
     assert shell.taken(StepPlan, "at-w2")
 
 
+def test_a_replay_does_not_take_a_held_request_from_the_gateway_of_a_later_call(shell: Shell, tmp_path: Path) -> None:
+    """As of a tokenizer that stood still, and passes on what it was given before the client came back."""
+    fall_asleep(shell, tmp_path)
+    shell.ask("a")
+    shell.hear(AttachRequest("a", "at-other"))
+    shell.ask("a")
+    params = SamplingParams(max_tokens=6, seed=1).resolved(GenerationDefaults(), max_tokens=16)
+    for gateway, seconds in (("at-other", 0.0), ("at-third", 2.0)):
+        header = RequestHeader("b", gateway, arrival_time=shell.actor.now + seconds)
+        shell.hear(AddRequest(header, params, pack_tokens([1, 2, 3, 4]), [0]))
+    shell.ask("b")
+    shell.hear(shell.hello("w2"))
+    gateways = {name: request.header.gateway for name, request in shell.actor.core.requests.items()}
+    assert gateways == {"a": "at-other", "b": "at-third"}
+
+
 def test_the_wait_is_a_phase_of_its_own(shell: Shell, tmp_path: Path) -> None:
     ask_with_times(shell, "running")
     fall_asleep(shell, tmp_path)
@@ -98,12 +114,25 @@ def test_a_deadline_and_a_full_queue_are_answered(shell: Shell, tmp_path: Path) 
     shell.ask("late", time_left=1.0)
     for name in "abc":
         shell.ask(name)
+    counters = shell.actor.core.counters
+    assert (counters.num_rejected, counters.num_expired) == (1, 0)
     (refused,) = shell.taken(RequestRejected, "at-g")
     assert refused.request_id == "c" and refused.code is RejectCode.RESOURCE_EXHAUSTED
     shell.actor.now = steady_time() + 2.0
     shell.hear(Tick())
     (late,) = shell.taken(RequestRejected, "at-g")
     assert late.request_id == "late" and late.code is RejectCode.DEADLINE_EXCEEDED and len(held(shell)) == 2
+    assert (counters.num_rejected, counters.num_expired) == (1, 1)
+
+
+def test_what_is_held_of_the_background_is_told_as_such(shell: Shell, tmp_path: Path) -> None:
+    fall_asleep(shell, tmp_path)
+    shell.ask("live")
+    shell.ask("batch 1", is_background=True)
+    shell.ask("batch 2", is_background=True)
+    shell.hear(GetLoad("q", "at-g"))
+    (load,) = shell.taken(Load)
+    assert (load.num_waiting, load.num_background_waiting) == (1, 2)
 
 
 def test_the_supervisor_is_told_at_once_of_the_first_request_and_of_others_at_the_next_tick(
@@ -177,6 +206,31 @@ def test_gateways_know_a_later_roster_by_its_version(shell: Shell, tmp_path: Pat
     shell.hear(shell.hello("g2"))
     versions.append(shell.actor._roster().version)
     assert versions == sorted(set(versions))
+
+
+def test_what_is_held_is_not_refused_once_a_worker_is_there(shell: Shell, tmp_path: Path) -> None:
+    """Each completion counts, and each sequence that an earlier worker had begun."""
+    shell.ask("begun")
+    fall_asleep(shell, tmp_path)
+    params = SamplingParams(n=2, max_tokens=6, seed=1).resolved(GenerationDefaults(), max_tokens=16)
+    for name in ("two", "too many"):
+        header = RequestHeader(name, "at-g", arrival_time=shell.actor.now)
+        shell.hear(AddRequest(header, params, pack_tokens([1, 2, 3, 4]), [0]))
+    assert [one.request_id for one in shell.taken(RequestRejected, "at-g")] == ["too many"]
+    shell.hear(shell.hello("w2"))
+    assert not shell.taken(RequestRejected) and list(shell.actor.core.requests) == ["begun", "two"]
+
+
+def test_completions_that_are_held_count_with_their_prompts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shell = Shell(monkeypatch, activity_dir=str(tmp_path), max_num_queued_tokens=9)
+    shell.join("w", "d", "g")
+    fall_asleep(shell, tmp_path)
+    params = SamplingParams(n=3, max_tokens=6, seed=1).resolved(GenerationDefaults(), max_tokens=16)
+    shell.hear(AddRequest(RequestHeader("three", "at-g"), params, pack_tokens([1, 2, 3, 4]), [0]))
+    shell.ask("later")
+    assert [one.request_id for one in shell.taken(RequestRejected, "at-g")] == ["later"]
+    shell.hear(shell.hello("w2"))
+    assert not shell.taken(RequestRejected) and list(shell.actor.core.requests) == ["three"]
 
 
 def test_tokens_that_are_held_count_against_the_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from services.scheduler.state.policy import Policy
 from services.scheduler.telemetry.journal import Alarm
 from shared.errors import ProtocolError, RejectCode
 from shared.messages import Holdings, Refusal, RefusedRow, StepResult
+from shared.requests.beam import Beam
+from tests.unit.scheduler.worlds.beam_world import BeamWorld
 from tests.unit.scheduler.worlds.rough_world import RoughWorld
 from tests.unit.scheduler.worlds.world import World
 
@@ -40,6 +42,24 @@ def test_nothing_differs_and_nobody_hears_of_it() -> None:
         pass
     world.settle()
     world.assert_outputs()
+
+
+def test_a_worker_lacks_no_beam_that_it_was_not_sent_yet() -> None:
+    """Steps of the background are so short that beams begin in one and have their first part in a later one."""
+    world = BeamWorld(Policy(max_num_batched_tokens=64, background_step_tokens=3))
+    world.add_beam("wide", PROMPT, Beam(8), is_background=True)
+    num_unsent = 0
+    while world.plan("w0") is not None:
+        num_unsent = max(num_unsent, len(world.scheduler.forks.unsent))
+        asked = world.scheduler.ask_holdings("w0")
+        world.answer("w0")
+        rows, digests = world.workers["w0"].holdings()
+        due = asked.next_step_id
+        assert world.scheduler.reconcile(Holdings(asked.epoch, asked.report_id, due, due, rows, digests))
+    assert num_unsent > 2
+    assert not world.scheduler.journal.take_alarms() and not world.scheduler.counters.num_preemptions
+    world.assert_outputs("wide")
+    world.assert_idle()
 
 
 def test_a_block_that_nobody_holds_is_free_again() -> None:

@@ -249,6 +249,28 @@ def test_requests_go_to_the_worker_that_has_their_adapter() -> None:
     assert len(set(workers)) == 1, "it takes turns among equals, and the others would have to load it"
 
 
+def test_requests_with_adapters_go_to_workers_that_serve_some() -> None:
+    core, params = Scheduler(Policy()), SamplingParams(max_tokens=2).resolved(GenerationDefaults(), max_tokens=2)
+    core.set_detokenizers(["d"])
+    small = msgspec.structs.replace(capacity(num_blocks=32), max_loras=0)
+    core.add_worker("plain", 5, small)
+    core.add_worker("able", 6, able())
+    for number in range(4):
+        core.add(AddRequest(RequestHeader(f"r{number}", "g", adapter=TWO), params, pack_tokens([1, 2]), [0]), 0.0)
+        core.add(AddRequest(RequestHeader(f"b{number}", "g"), params, pack_tokens([1, 2]), [0]), 0.0)
+    workers = {name: request.sequences[0].worker for name, request in core.requests.items()}
+    assert {workers[f"r{number}"] for number in range(4)} == {"able"} and "plain" in workers.values()
+    core.retire_worker("able")
+    assert {s.request.request_id for s in core.unassigned} == {f"r{number}" for number in range(4)}
+    core.add(AddRequest(RequestHeader("late", "g", adapter=TWO), params, pack_tokens([1, 2]), [0]), 0.0)
+    ((_, refused),) = core.outbound.take_rejections()
+    assert (refused.request_id, refused.code, refused.field) == ("late", RejectCode.NOT_FOUND, "model")
+    patience = core.policy.resume_timeout
+    core.expire(10.0)
+    assert len(core.expire(11.0 + patience)) == 4 and not core.unassigned
+    assert all(one.message.endswith("or none serves adapters") for _, one in core.outbound.take_rejections())
+
+
 def test_a_recording_replays_them(tmp_path: Path) -> None:
     memory = Memory()
     play(RecordedScheduler(Policy(), memory))
@@ -329,6 +351,24 @@ def test_a_name_that_gets_another_content_gives_the_earlier_one_up() -> None:
         assert core.adapters.known == {"one": content} and core.adapters.version == version + number + 1
     ((_, order),) = core.adapters.take_orders()
     assert [adapter.digest for adapter in order.adapters] == ["new"]
+
+
+def test_a_load_is_not_answered_with_what_requests_had_read_again_before_it_came() -> None:
+    core, params = Scheduler(Policy()), SamplingParams(max_tokens=2).resolved(GenerationDefaults(), max_tokens=2)
+    core.set_detokenizers(["d"])
+    core.adapters.learn(Hello(ServiceName.GATEWAY, "g", "g", 1, "", adapters=[ONE]))
+    core.add_worker("w", 5, able())
+    core.add(AddRequest(RequestHeader("r", "g", adapter=ONE), params, pack_tokens([1, 2]), [0]), 0.0)
+    core.schedule("w", 0.0)
+    ((_, again),) = core.adapters.take_orders()
+    core.adapters.load(LoadAdapter("l", "g", "one", "/one"))  # other files lie there since
+    ((_, load),) = core.adapters.take_orders()
+    core.adapters.held(AdaptersHeld(5, again.order, [ONE]))
+    assert core.replicas["w"].adapters.holds(ONE.digest) and core.adapters.take_answers() == []
+    news = Adapter("one", "new", "/one")
+    core.adapters.held(AdaptersHeld(5, load.order, [ONE, news]))
+    assert [answer.adapter for _, answer in core.adapters.take_answers()] == [news]
+    assert core.adapters.known == {"one": news}
 
 
 def test_what_is_on_its_way_takes_room_too() -> None:

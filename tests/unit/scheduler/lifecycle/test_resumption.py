@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from services.scheduler.state.policy import Policy
@@ -70,6 +71,27 @@ def test_the_first_sibling_may_be_the_one_that_is_through() -> None:
     for index in (1, 2):
         assert world.outputs["a", index] == solo(asked, list(range(1, 40)), index)
     world.assert_idle()
+
+
+@pytest.mark.parametrize("when", ["running", "put aside", "parked"])
+def test_a_client_that_comes_back_gets_what_had_ended_in_an_earlier_life(when: str) -> None:
+    """The gateway that knew it is not the one that is asked now."""
+    world = World()
+    world.acknowledges = False
+    asked = resumption("a", [1, 2, 3], [], n=2, temperature=1.0)
+    wanted = {("a", index): solo(asked, [1, 2, 3], index) for index in range(2)}
+    earlier = resumption("a", [1, 2, 3], [[], wanted["a", 1][:3]], [True, False], n=2, temperature=1.0)
+    earlier = msgspec.structs.replace(earlier, header=RequestHeader("a", "g0", is_kept=True, arrival_time=1.0))
+    add(world, earlier)
+    world.step()
+    if when == "put aside":
+        world.run()
+    if when == "parked":
+        world.scheduler.abort_gateway("g0")
+    add(world, msgspec.structs.replace(asked, header=RequestHeader("a", "g1", is_kept=True, arrival_time=2.0)))
+    world.run()
+    assert world.outputs == wanted and world.finished.keys() == wanted.keys()
+    assert list(world.scheduler.finished) == ["a"] and not world.scheduler.requests
 
 
 def test_what_would_have_ended_it_ends_it() -> None:
