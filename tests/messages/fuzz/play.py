@@ -108,4 +108,4 @@ async def _end(stage: Stage, running: asyncio.Task[None], outcome: FuzzOutcome) 
         outcome.crash = repr(ended.exceptions[0])
     elif isinstance(ended, Exception):
         outcome.crash = repr(ended)
-    stage.network.close()
+    await stage.close()

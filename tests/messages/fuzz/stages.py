@@ -93,6 +93,10 @@ class Stage(ABC):
     def settle(self) -> None:
         """Take away what strangers have asked for themselves."""
 
+    async def close(self) -> None:
+        """The actor has ended, or was cancelled."""
+        self.network.close()
+
     @property
     def known(self) -> list[str | int]:
         """Ids, addresses and epochs that mean something here: what an insider would know."""
@@ -202,6 +206,12 @@ class TokenizerStage(Stage):
 
     def settle(self) -> None:
         self.actor.pending.clear()
+
+    async def close(self) -> None:
+        """A frame may have asked for a grammar, for which processes begin."""
+        await self.actor.compilers.close()
+        await self.actor.encoders.close()
+        await super().close()
 
 
 class DetokenizerStage(Stage):
