@@ -9,7 +9,7 @@ from services.scheduler.blocks.block_pool import BlockPool
 from services.scheduler.blocks.clock import Clock
 from services.scheduler.blocks.free_list import FreeList
 from services.scheduler.blocks.prefix_cache import extend_hashes, root_hash
-from services.scheduler.blocks.retention import Retention
+from services.scheduler.blocks.retention import RetainedBlocks, Retention
 from services.scheduler.state.sequence import Request, Sequence
 from shared.messages import RequestHeader
 from shared.packing import pack_tokens
@@ -163,6 +163,15 @@ def test_retention_ends_with_its_time() -> None:
     cached(pool, "cd")
     pool.allocate(2)
     assert known(pool) == "cd"
+
+
+def test_what_is_retained_no_longer_is_told_once() -> None:
+    clock = Clock()
+    retained = RetainedBlocks(4, clock, lambda tenant: 1.0)
+    assert not retained.add([2, 3], Retention("t", 60.0))
+    clock.now = 61.0
+    assert retained.expire() == [2, 3]
+    assert not retained.expire() and not list(retained) and 2 not in retained
 
 
 def test_a_tenant_that_has_nothing_cached_takes_no_share() -> None:

@@ -12,6 +12,18 @@ from services.scheduler.state.fairness import Shares
 from services.scheduler.state.replica import Replica
 
 
+class Waiting:
+    """As much of a `WaitingQueue` as is asked for here."""
+
+    def __init__(self, waits: Counter[str]) -> None:
+        self.tenants = waits.keys()
+        self.counts = lambda: dict(waits)
+        self._waits = waits
+
+    def __len__(self) -> int:
+        return self._waits.total()
+
+
 class Place:
     """A worker with so many rows, of which each tenant holds some and waits for some."""
 
@@ -25,12 +37,11 @@ class Place:
 
     @property
     def replica(self) -> Replica:
-        waiting = SimpleNamespace(counts=lambda: dict(self.waits), tenants=self.waits.keys())
         running = [SimpleNamespace(tenant=tenant, num_behind=behind) for tenant, behind in self.prefilling]
         capacity = SimpleNamespace(max_num_seqs=self.max_num_seqs)
         found = SimpleNamespace(
             num_rows=self.rows,
-            waiting=waiting,
+            waiting=Waiting(self.waits),
             active=running,
             capacity=capacity,
             num_steps=self.num_steps,
@@ -131,6 +142,7 @@ def test_only_one_that_asks_for_more_than_its_share_beside_one_that_does_not_is_
         ({"a": 3}, {"a": 1, "b": 4}, set()),
         ({"a": 3}, {"a": 2, "b": 4}, {"a"}),
         ({"a": 3, "b": 5}, {"a": 2}, set()),
+        ({"a": 7, "b": 1}, {}, {"a"}),
     ):
         one = place(rows, waits)
         assert Visitors(one.replica, one.shares).slow() == slow, (rows, waits)

@@ -186,6 +186,21 @@ def test_only_what_no_store_has_is_offered_one_offer_at_a_time() -> None:
     assert place.moves.next_offer(3) is not None
 
 
+def test_a_store_that_does_not_answer_an_offer_has_a_rest() -> None:
+    place = Place()
+    place.clock.now = 70.0
+    for name, block in zip(NAMES, place.pool.allocate(8), strict=True):
+        place.pool.register(block, name, 1)
+    place.pool.release(list(range(6, 8)))
+    assert place.moves.next_offer(3) is not None
+    place.pool.name_again()
+    place.clock.now = late = place.moves.deadline or 0.0
+    assert place.moves.expire() == 1
+    assert place.moves.next_offer(4) is None
+    place.clock.now = late + REST_SECONDS
+    assert place.moves.next_offer(4) is not None
+
+
 def test_what_waits_for_a_row_has_its_prefix_fetched_meanwhile() -> None:
     world = MovingWorld(Policy(verify_fetches=0), num_blocks=64, block_size=8, max_num_seqs=1, block_space=SPACES[8])
     world.join_store("s", 100)
