@@ -238,6 +238,7 @@ def test_drafts_of_a_head_change_no_token(with_head: Troupe, prompts: Prompts, p
     assert with_head.settled_load().num_preemptions > 0
 
 
+@pytest.mark.timeout(300 if NUM_PROMPTS <= FEW_PROMPTS else 1200)  # a quarter of an hour for all prompts of all kinds
 @pytest.mark.parametrize(("service", "kind"), [("scheduler", "T=0.7"), ("worker", MIXED)])
 def test_killed_processes_cost_a_head_no_token(
     service: str, kind: str, with_head: Troupe, prompts: Prompts, plain: dict[str, Tokens]
