@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import faulthandler
 import gc
 import os
 import signal
@@ -33,7 +32,6 @@ from tests.kernels.cpu.natives import load_build
 
 PR_SET_PDEATHSIG = 1
 KEY = b"k" * 32
-LOAD_SECONDS = 200.0  # after which a fork that has not loaded its model says where it stands, and ends
 
 # A fork that shows the progress of its loading takes tqdm's lock.  No thread of tqdm's own may hold it at a fork, nor
 # may processes share it: one that is killed while it has it would leave the others to wait for ever.
@@ -108,9 +106,7 @@ links: list[socket.socket] = []  # of this fork, open as long as it lives
 
 def _fork(settings: Settings, end: Callable[[], FollowingRank], has_windows: bool, stage: int) -> ForkedRank:
     def load(others: FollowingRank) -> ModelRunner:
-        runner = load_runner(settings, ranks=_seat(settings, others, has_windows, stage), has_windows=has_windows)
-        faulthandler.cancel_dump_traceback_later()
-        return runner
+        return load_runner(settings, ranks=_seat(settings, others, has_windows, stage), has_windows=has_windows)
 
     # A fork has no threads of an earlier test's team, and would end where it waited for theirs; as it would for those
     # of torch.distributed, if what has them was dropped there.
@@ -124,7 +120,6 @@ def _fork(settings: Settings, end: Callable[[], FollowingRank], has_windows: boo
     gc.freeze()  # nor may it take apart what earlier tests left: locks of their threads may be held for ever here
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-        faulthandler.dump_traceback_later(LOAD_SECONDS, exit=True, file=2)
         own = end()
         status = follow(partial(load, own), own)
     except BaseException:
