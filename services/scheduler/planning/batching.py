@@ -9,6 +9,7 @@ from services.scheduler.planning.block_budget import BlockBudget
 from services.scheduler.planning.block_starts import BlockStarts
 from services.scheduler.planning.branching import branch_off, idle_beams, is_idle
 from services.scheduler.planning.checkpoints import Checkpoints
+from services.scheduler.planning.chunks import ChunkSizes
 from services.scheduler.planning.fair_share import FairShareAdmission
 from services.scheduler.planning.forking import awaits_sibling, can_fork, fork
 from services.scheduler.planning.plan_builder import PlanBuilder
@@ -63,13 +64,10 @@ class Batcher:
         self._checkpoints = Checkpoints(replica, self._prefixes)
         self._block_budget = BlockBudget(replica, self._prefixes, policy.max_num_batched_tokens)
         self._starts = BlockStarts(replica, self.builder, self._prefixes, self._block_budget, policy)
-        self._longest_chunk = replica.longest_chunk
+        self._chunks = ChunkSizes(replica, self.builder, self._checkpoints, policy)
         self._preemption = Preemption(replica, self.builder, books)
         self._ahead = FairShareAdmission(replica, self._block_budget, self._preemption)
-        self._max_slow_tokens = policy.fair_prefill_tokens or policy.max_num_batched_tokens
-        self._slow_budget = self._max_slow_tokens
         self._visitors = Visitors(replica, books.shares)
-        self._slow: frozenset[str] = frozenset()
         self._obstacle = NOTHING  # where the queue stopped, and why
         self._adapter_room = AdapterRoom(replica, self._preemption.take_adapter_from_resting)
 
@@ -85,13 +83,13 @@ class Batcher:
         self._prefixes.clear()
         self._drafted.clear()
         self._ahead.clear()
-        self._slow_budget = self._max_slow_tokens
+        self._chunks.clear()
         self._obstacle = NOTHING
         self._adapter_room.clear()
 
     def _plan(self) -> StepPlan | None:
         if self.policy.enable_chunked_prefill:
-            self._slow = self._visitors.slow()
+            self._chunks.slow = self._visitors.slow()
         if self.policy.enable_chunked_prefill and self.replica.is_in_background:
             self.builder.budget = min(self.builder.budget, self.policy.background_step_tokens)
         if self.forks:
@@ -109,7 +107,9 @@ class Batcher:
         self._admit_ahead()
         for sequence in prefills:
             num_behind, num_wanted = sequence.num_behind, self.replica.num_wanted(sequence)
-            if sequence.status is Status.RUNNING and (num_tokens := self._next_chunk(sequence, num_wanted)):
+            if sequence.status is not Status.RUNNING:
+                continue
+            if num_tokens := self._chunks.size(sequence, sequence.num_computed_tokens, num_wanted):
                 if self.replica.sliding:
                     num_tokens = min(num_tokens, self.replica.room_in_windows(sequence, sequence.num_computed_tokens))
                 self._go_on(sequence, num_tokens, int(num_tokens == num_behind))
@@ -227,33 +227,6 @@ class Batcher:
                 return
         self.builder.schedule(sequence, num_tokens, num_samples, self.replica.grow(sequence, *missing))
 
-    def _chunk(self, sequence: Sequence, num_behind: int) -> int:
-        """How many of its tokens a sequence may compute in this step."""
-        threshold = self.policy.long_prefill_token_threshold
-        num_tokens = min(num_behind, self.builder.budget)
-        if not self._may_cut(sequence):
-            return min(num_tokens, self._longest_chunk) if num_tokens == num_behind else 0
-        if sequence.tenant in self._slow and num_behind > 1:
-            num_tokens = min(num_tokens, self._slow_budget)
-            self._slow_budget -= num_tokens
-        if threshold and num_behind > 1:
-            num_tokens = min(num_tokens, threshold)
-        return min(num_tokens, self._longest_chunk)
-
-    def _may_cut(self, sequence: Sequence) -> bool:
-        """Whether it may be computed in pieces.  One that has outgrown a step has to be: after a preemption, or the
-        loss of its worker, it would wait for ever, and those behind it too."""
-        return self.policy.enable_chunked_prefill or sequence.num_tokens > self.policy.max_num_batched_tokens
-
-    def _next_chunk(self, sequence: Sequence, num_behind: int) -> int:
-        return self._cut(sequence, sequence.num_computed_tokens, self._chunk(sequence, num_behind))
-
-    def _cut(self, sequence: Sequence, num_computed: int, num_tokens: int) -> int:
-        """Of the tokens of a chunk those up to where a snapshot of the state is taken."""
-        if num_tokens < 2 or not self.policy.enable_chunked_prefill:
-            return num_tokens
-        return self._checkpoints.cut(sequence, num_computed, num_tokens)
-
     def _count_chunks(self, step: Step) -> None:
         """Parts that compute no sequence's last token."""
         if all(step.num_samples):
@@ -348,9 +321,9 @@ class Batcher:
         num_cached = num_hits * replica.block_size + start.num_tokens
         if (num_wanted := replica.end_of(sequence) - num_cached) <= 0:
             return True  # all that is computed here is there: it goes on elsewhere
-        num_tokens = self._cut(sequence, num_cached, self._chunk(sequence, num_wanted))
+        num_tokens = self._chunks.size(sequence, num_cached, num_wanted)
         if num_tokens == 0:
-            is_held_back = self.builder.budget > 0 and sequence.tenant in self._slow
+            is_held_back = self.builder.budget > 0 and sequence.tenant in self._chunks.slow
             return self._stop(sequence, Phase.QUEUE_FAIRNESS if is_held_back else Phase.QUEUE_BUDGET)
         if not self._make_room(lambda: self._block_budget.num_lacking_beside(sequence, hit)):
             return self._stop(sequence, Phase.QUEUE_BLOCKS)
