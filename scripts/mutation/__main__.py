@@ -89,7 +89,10 @@ def draw(folder: str | None, count: int, seed: int) -> dict[str, list[SmallFault
         for name in FOLDERS if folder in (None, name)
     }  # fmt: skip
     total = sum(map(len, possible.values()))
-    return {name: chance.sample(all_of, max(1, count * len(all_of) // total)) for name, all_of in possible.items()}
+    return {
+        name: chance.sample(all_of, min(len(all_of), max(1, count * len(all_of) // total)))
+        for name, all_of in possible.items()
+    }
 
 
 def modules(folder: str) -> list[str]:

@@ -137,9 +137,6 @@ class Handovers:
     def _is_computed(self, sequence: Sequence, source: Replica) -> bool:
         if sequence.status is Status.RUNNING:
             return sequence.num_computed_tokens >= source.end_of(sequence)
-        parent = sequence.parent
-        if sequence is not parent and parent.worker == source.instance and not sequence.num_output_tokens:
-            return True  # it begins on what its sibling has computed
         return len(self._names(sequence, source)) * source.block_size >= source.end_of(sequence)
 
     # -- from a worker that leaves

@@ -138,6 +138,34 @@ def test_a_request_that_is_refused_again_and_again_ends_with_the_refusal(place: 
     assert stream.error is busy and place.recovery.paused == []
 
 
+def test_a_refused_request_of_which_nothing_was_heard_is_sent_as_a_new_one(place: Place) -> None:
+    stream, busy = place.open(), unavailable("no process became free")
+    place.recovery.refused(stream, busy)
+    assert not stream.is_resumed
+    place.recovery.resume()
+    assert place.bus.taken() == [(TOKENIZER, REQUEST)] * 2
+
+
+def test_a_forgotten_request_leaves_no_note_of_its_refusal(place: Place) -> None:
+    """A later request of the same name has the whole time to be taken."""
+    stream, busy = place.open(), unavailable("no process became free")
+    place.recovery.refused(stream, busy)
+    place.recovery.forget(stream)
+    place.now += 31.0
+    second = place.open()
+    place.recovery.refused(second, busy)
+    assert not second.ended
+
+
+def test_a_request_that_no_message_can_hold_ends_and_says_why(place: Place) -> None:
+    def send(address: str, message: Any) -> None:
+        raise OverflowError("int too big")
+
+    place.bus.send = send  # type: ignore[method-assign]
+    stream = place.open()
+    assert str(stream.error) == "the request cannot be passed on: int too big"
+
+
 def test_the_time_of_refusals_begins_anew_behind_output(place: Place) -> None:
     stream, busy = place.open(), unavailable("no worker has room")
     place.recovery.refused(stream, busy)
