@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.execution.adapters import AdapterBank, NoLock
 from engine.execution.constraints.constrained_step import ConstrainedStep, cut_drafts
-from engine.execution.constraints.row_automata import RowAutomata, without_vocabulary
+from engine.execution.constraints.row_automata import RowAutomata
 from engine.execution.drafts import Drafter
 from engine.execution.inference import in_inference_mode
 from engine.execution.outputs.partial import without
@@ -66,13 +66,13 @@ class ModelRunner:
         table: RowTable,
         sampler: Sampler,
         capacity: WorkerCapacity,
-        automata: RowAutomata | None = None,
+        automata: RowAutomata,
+        idle: IdleTime,
         fingerprint: Fingerprint | None = None,
         no_native: str = "",
         adapters: AdapterBank | None = None,
         classifier: Classifier | None = None,
         drafter: Drafter | None = None,
-        idle: IdleTime | None = None,
     ) -> None:
         """`fingerprint`: what it computes with; `no_native`: why that is torch where native kernels would be faster."""
         self.capacity = capacity
@@ -87,14 +87,13 @@ class ModelRunner:
         self._table = table
         self._sampler = sampler
         self._verification = Verification(sampler)
-        without_grammars = RowAutomata(without_vocabulary, vocab_size=capacity.vocab_size)
-        self._automata = without_grammars if automata is None else automata
+        self._automata = automata
         self._pools = RowPools(classifier)
         self._deferred = DeferredVerification(table)
         self._pool = pool
         sizes = [one.num_blocks for one in pool.sliding]
         self._fence = BlockFence(table.num_rows, pool.num_blocks, pool.block_size, sizes)
-        self._idle = idle or IdleTime()
+        self._idle = idle
         queue = model if isinstance(model, QueuesSteps) and table.states is None and drafter is None else None
         self._queued = QueuedSteps(queue, table, self._idle)
         self._backings = [PageBacking(one.tensors, one.num_blocks, self._idle) for one in (pool, *pool.sliding)]

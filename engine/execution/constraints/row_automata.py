@@ -308,8 +308,3 @@ def _failure(future: Future[Any]) -> str:
 def _wait(future: Future[Any], deadline: float) -> None:
     with contextlib.suppress(Exception):  # the reader of the future gets the error
         future.exception(max(0.0, deadline - monotonic()))
-
-
-def without_vocabulary(eos_token_ids: Sequence[int]) -> Vocabulary:
-    """For a runner without a tokenizer."""
-    raise GrammarError("is not possible: this worker has no tokenizer")

@@ -43,7 +43,7 @@ class Lives:
     def pass_by(self, epoch: int) -> bool:
         """A member knows this number.  Where it is greater than all of ours, and can be an earlier life's, take a
         number that is greater still.  Returns whether that was done."""
-        if epoch <= self.last or not follows(epoch, self.last) or epoch + SPAN > LIMIT:
+        if epoch <= self.last or not follows(epoch, self.last) or epoch + SPAN >= LIMIT:
             return False
         self.former = [*self.former, self.epoch][-MAX_FORMER:]
         self.epoch = self.last = first_number(life_of(epoch) + 1)
@@ -62,7 +62,7 @@ class Lives:
         except (OSError, ValueError) as error:
             self._lost(str(error))
             return 0
-        return known if 0 < known <= LIMIT - SPAN else 0
+        return known if 0 < known < LIMIT - SPAN else 0
 
     def _keep(self) -> None:
         """Where the disk is full or read-only, only the members remember the number."""

@@ -241,3 +241,15 @@ def test_refused_rows_are_told_with_the_others(runner: ModelRunner) -> None:
     plan = driver.plan({0: 1, 1: 1})
     result = runner.launch(msgspec.structs.replace(plan, num_computed_tokens=[9, 7])).finish()
     assert [one.entry for one in result.refused_rows] == [1] and result.num_sampled == [1, 0]
+
+
+def test_the_queue_is_empty_once_its_last_step_is_over(runner: ModelRunner) -> None:
+    driver = Driver(runner)
+    driver.add(0, random_prompt(9, seed=0))
+    driver.step({0: 9})
+    first = runner.launch(_next_plan(driver))
+    second = runner.launch(_next_plan(driver))
+    first.finish()
+    assert not runner._queued.is_empty
+    second.finish()
+    assert runner._queued.is_empty

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import msgspec
 import pytest
 
 from engine.execution.outputs.pending_result import PendingResult
 from engine.execution.runner import ModelRunner
+from shared.errors import FatalError
 from shared.requests.sampling import SamplingParams
 from tests.engine.checkpoints import make_runner, random_prompt, save_checkpoint
 from tests.engine.driver import GREEDY, Driver
@@ -100,3 +102,16 @@ def test_an_adapter_is_dropped_behind_the_step_that_names_it(directory: Path, mo
     dropping.join(20)
     assert seen == [token] == pending.finish().sampled_token_ids and runner.adapters.held == [digests["b"]]
     occupied.finish()
+
+
+def test_a_plan_that_cannot_be_begun_leaves_adapters_free(directory: Path) -> None:
+    runner, digests = make(directory)
+    driver = begin(runner, digests, CASES[:1])
+    plan = msgspec.structs.replace(driver.plan({0: 1}), num_new_blocks=[5])
+    with pytest.raises(FatalError):
+        runner.begin(plan)
+    assert runner.adapters is not None
+    dropping = threading.Thread(target=runner.adapters.keep, args=(set(),), daemon=True)
+    dropping.start()
+    dropping.join(20)
+    assert not dropping.is_alive() and runner.adapters.held == []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.scheduler.membership.lives import Lives
-from shared.clocks.epochs import LIMIT, MAX_LEAP, SPAN, is_late, life_of
+from shared.clocks.epochs import LIMIT, MAX_LEAP, SPAN, is_late, is_possible, life_of
 
 
 def test_each_life_is_greater_with_all_its_links(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_each_life_is_greater_with_all_its_links(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["epoch"]
 
 
-@pytest.mark.parametrize("content", [b"", b"no number", b"\xff\xfe", b"-7", b"9" * 5000, str(LIMIT).encode(), b"0"])
+@pytest.mark.parametrize("content", [b"", b"no number", b"\xff\xfe", b"-7", b"9" * 5000, str(LIMIT - SPAN).encode(), b"0"])
 def test_a_spoilt_file_is_as_none(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "epoch"
     file.write_bytes(content)
@@ -68,6 +68,14 @@ def test_what_nobody_can_know_is_passed_by_by_nobody() -> None:
     for known in (lives.last + MAX_LEAP + 1, LIMIT, LIMIT + 1, 2**63, 2**64 - 1, -1):
         assert not lives.pass_by(known), known
     assert (lives.epoch, lives.former) == (before, [])
+
+
+def test_the_last_life_has_possible_numbers(tmp_path: Path) -> None:
+    file = tmp_path / "epoch"
+    file.write_bytes(str(LIMIT - 3 * SPAN).encode())
+    lives = Lives(file)
+    assert not lives.pass_by(LIMIT - SPAN) and lives.pass_by(LIMIT - SPAN - 1)
+    assert is_possible(lives.epoch) and is_possible(lives.next_link())
 
 
 def test_links_are_ordered_within_a_life_alone() -> None:

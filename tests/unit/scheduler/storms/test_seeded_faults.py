@@ -42,7 +42,7 @@ from tests.unit.scheduler.worlds.storm import (
 )
 
 CAUGHT = (AssertionError, FatalError, LookupError)  # the last: a row or a place in a table that does not exist
-MAX_STORMS = 12
+MAX_STORMS = 40
 EVENTS = 1500
 
 Fault = Callable[[pytest.MonkeyPatch], None]
