@@ -54,7 +54,16 @@ struct Activations {
     bool round;      // to bfloat16
     void *converted;  // [m, stride + CONVERTED_MORE] of two bytes
     float *scales;    // [m]
+    int64_t apart = 0;  // bytes from one member's `converted` to the next one's, where there is one for each
     bool ready = false;  // `converted` holds them already, as the next linear reads them
+    bool own = false;    // `x` is this member's alone
+    bool taken = false;  // `converted` is
+
+    // One row alone: each member makes it ready for itself, in less time than all would wait for one of them.
+    bool is_alone() const { return m == 1 && apart; }
+    void take_copy(int member) {
+        if (!taken) converted = (uint8_t *)converted + member * apart, scales += member, taken = true;
+    }
 };
 
 // Whether a linear reads its rows in bfloat16: what comes before it can then write them so, in groups of 32.
@@ -78,24 +87,27 @@ PG_INLINE void add_bias(const PgLinear &w, int64_t column, F &low, F &high) {
     high = high + load_some(w.bias + column + W, w.n - column - W);
 }
 
-// Rows in `converted`, ready for this linear, where its kernel reads such; a barrier behind it then.
+// Rows in `converted`, ready for this linear, where its kernel reads such; then behind a barrier, if others read them too.
 inline void convert(Member &member, Activations &a, const PgLinear &w) {
     const Kernel kernel = kernel_of(w, a.round);
     if (a.ready || kernel == FLOAT_F32 || kernel == FLOAT_BF16) return;
     Clock::enter(PG_CONVERTING);
+    if (a.is_alone()) a.take_copy(member.id);
     uint8_t *converted = (uint8_t *)a.converted;
     const RowLayout layout = layout_of(kernel, w, a.m);
+    const auto convert_row = [&](int64_t row) {
+        const float *x = a.x + row * a.stride;
+        uint8_t *to = converted + layout.at(row);
+        if (kernel == DOT_I8) a.scales[row] = quantize_row(x, w.k, to, layout.gap(row));
+        else if (kernel == DOT_I4) quantize_groups(x, w, to);
+        else to_bf16_row(x, w.k, (uint16_t *)to, layout.gap(row));
+    };
+    a.ready = true;
+    if (a.is_alone()) return convert_row(0);
     member.for_each(a.m, a.m < 4 * member.count ? 1 : 4, [&](int64_t row, int64_t end) {
-        for (; row < end; row++) {
-            const float *x = a.x + row * a.stride;
-            uint8_t *to = converted + layout.at(row);
-            if (kernel == DOT_I8) a.scales[row] = quantize_row(x, w.k, to, layout.gap(row));
-            else if (kernel == DOT_I4) quantize_groups(x, w, to);
-            else to_bf16_row(x, w.k, (uint16_t *)to, layout.gap(row));
-        }
+        for (; row < end; row++) convert_row(row);
     });
     member.barrier();
-    a.ready = true;
 }
 
 // out(row, first column, low half, high half), each half a vector of W columns; columns beyond n are zeros.
@@ -113,7 +125,9 @@ void linear(Member &member, const Activations &given, const PgLinear &w, Out &&o
         return multiply(member, kernel, rows, a.m, w, finish, target);
     }
     Clock::enter(PG_CONVERTING);
-    if (a.round) {
+    if (a.round && a.own) {
+        for (int64_t row = 0; row < a.m; row++) round_row(a.x + row * a.stride, w.k);
+    } else if (a.round) {
         member.for_each(a.m, a.m < 4 * member.count ? 1 : 4, [&](int64_t row, int64_t end) {
             for (; row < end; row++) round_row(a.x + row * a.stride, w.k);
         });

@@ -27,6 +27,11 @@ void place_token(const PgModel &m, const PgLayer &layer, const KVShape &shape, i
     store_value(shape, layer.values + at, kv_head, offset, value);
 }
 
+void norm_or_copy(const Step &s, const PgNorm &norm, const float *x, float *out) {
+    if (norm.weight) norm_row(norm, x, s.m.eps, s.m.hidden, out);
+    else memcpy(out, x, s.m.hidden * 4);
+}
+
 // Norms rows into to(row), each then followed by then(row).
 template <class To, class Then>
 void for_each_normed(Member &member, const Step &s, const float *x, const PgNorm &norm, int64_t rows, To &&to, Then &&then) {
@@ -34,10 +39,7 @@ void for_each_normed(Member &member, const Step &s, const float *x, const PgNorm
     member.for_each(rows, rows < 4 * member.count ? 1 : 4, [&](int64_t row, int64_t end) {
         for (; row < end; row++) {
             const float *from = x + row * s.hidden_stride;
-            if (norm.weight)
-                norm_row(norm, from, s.m.eps, s.m.hidden, to(row));
-            else
-                memcpy(to(row), from, s.m.hidden * 4);
+            norm_or_copy(s, norm, from, to(row));
             then(row);
         }
     });
@@ -58,8 +60,7 @@ Activations norm_divided(Member &member, const Step &s, const float *x, const Pg
     member.for_each(own, 1, [&](int64_t i, int64_t) {
         const float *from = x + (g.rank + i * g.ranks) * stride;
         float *to = first + i * g.ranks * stride;
-        if (norm.weight) norm_row(norm, from, s.m.eps, s.m.hidden, to);
-        else memcpy(to, from, s.m.hidden * 4);
+        norm_or_copy(s, norm, from, to);
     });
     meet(member, &g, [&](Written &written) { written.add(first, own, g.ranks * stride * 4, s.m.hidden * 4); });
     return s.activations(normed, stride, rows);
@@ -69,6 +70,13 @@ Activations norm_divided(Member &member, const Step &s, const float *x, const Pg
 Activations norm_for(Member &member, const Step &s, const float *x, const PgNorm &norm, int64_t rows, const PgLinear &w) {
     if (s.m.group && s.m.group->sequence_parallel) return norm_divided(member, s, x, norm, rows);
     Activations given = s.activations(s.normed, s.hidden_stride, rows);
+    if (given.is_alone()) {
+        Clock::enter(PG_NORMS);
+        given.x += member.id * s.hidden_stride, given.own = true;
+        norm_or_copy(s, norm, x, given.x);
+        convert(member, given, w);
+        return given;
+    }
     given.ready = reads_rounded(w, given.round);
     if (!given.ready) {
         ::norm(member, s, x, norm, rows);
@@ -213,16 +221,18 @@ void attention_half(Member &member, const Step &s, const PgLayer &layer, bool la
     const LoraRows first = add_lora(member, s, layer, LORA_QKV, read, false);
     store_linear(member, s, read, layer.qkv, 0, first);
     if (layer.norm_whole) norm_whole(member, s, layer, all);
+    const auto place = [&](int64_t row, int64_t kv_head) {
+        place_token(m, layer, shape, s.tokens.positions[row], s.tokens.blocks[row][layer.table],
+                    s.mixed + row * s.mixed_stride, kv_head);
+    };
+    // Of one token of each sequence no other is attended to: each attends once it is placed.
+    const bool placed_beside = !layer.latent && !last && all == s.given.num_seqs;
     if (layer.latent) {
         store_latents(member, s, layer, shape, all);
-    } else {
+    } else if (!placed_beside) {
         Clock::enter(PG_PLACING);
         member.for_each(all * kv_heads, all < 4 * member.count ? 1 : 4 * kv_heads, [&](int64_t item, int64_t end) {
-            for (; item < end; item++) {
-                const int64_t row = item / kv_heads;
-                place_token(m, layer, shape, s.tokens.positions[row], s.tokens.blocks[row][layer.table],
-                            s.mixed + row * s.mixed_stride, item % kv_heads);
-            }
+            for (; item < end; item++) place(item / kv_heads, item % kv_heads);
         });
         member.barrier();
     }
@@ -248,6 +258,7 @@ void attention_half(Member &member, const Step &s, const PgLayer &layer, bool la
         a.rounded = (uint16_t *)s.attended, a.layout = layout_of(DOT_BF16, layer.output, rows), a.first = layer.first_attended;
     Clock::enter(PG_ATTENDING);
     member.for_each((int64_t)items.size(), 1, [&](int64_t i, int64_t) {
+        if (placed_beside) place(items[i].group.row, items[i].head);
         attend(a, items[i], i + 1 < (int64_t)items.size() ? &items[i + 1] : nullptr);
     });
     if (layer.attention_gate) {

@@ -271,7 +271,8 @@ Step make_step(const PgModel &m, const PgStep &given, const Tokens &tokens, int6
     const int64_t widest = std::max(
         {hidden_stride, beside, inner_stride, attended_stride, queries_stride, queries_stride ? mixed_stride : 0});
     const auto common = [&](float *area, Buffer &own, int64_t count) { return m.group ? area : own.get<float>(count); };
-    float *normed = scratch.normed.get<float>(rows * hidden_stride), *queries = scratch.queries.get<float>(rows * queries_stride);
+    const int64_t copies = std::max<int64_t>(rows, team_size());  // of a row alone each member has one
+    float *normed = scratch.normed.get<float>(copies * hidden_stride), *queries = scratch.queries.get<float>(rows * queries_stride);
     float *inner = common(shared.inner, scratch.inner, rows * inner_stride);
     return {m,
             given,
@@ -289,8 +290,9 @@ Step make_step(const PgModel &m, const PgStep &given, const Tokens &tokens, int6
             queries,
             inner,
             common(shared.kept, scratch.kept, kept * hidden_stride),
-            scratch.converted.get<uint16_t>(rows * (widest + CONVERTED_MORE)),
-            scratch.scales.get<float>(rows),
+            scratch.converted.get<uint16_t>(copies * (widest + CONVERTED_MORE)),
+            (widest + CONVERTED_MORE) * 2,
+            scratch.scales.get<float>(copies),
             scratch.added.get<float>(rows * added_stride),
             added_stride,
             m.group ? queries : inner,
@@ -301,8 +303,8 @@ Activations spread(const float *x, int64_t rows, int64_t width, bool round) {
     const int64_t stride = row_stride(width);
     float *copy = scratch.normed.get<float>(rows * stride);
     for (int64_t row = 0; row < rows; row++) memcpy(copy + row * stride, x + row * width, width * 4);
-    return {copy, stride, rows, round, scratch.converted.get<uint16_t>(rows * (stride + CONVERTED_MORE)),
-            scratch.scales.get<float>(rows)};
+    const int64_t copies = std::max<int64_t>(rows, team_size()), apart = stride + CONVERTED_MORE;
+    return {copy, stride, rows, round, scratch.converted.get<uint16_t>(copies * apart), scratch.scales.get<float>(copies), apart * 2};
 }
 
 extern "C" void pg_forward(const PgModel *model, const PgStep *step, float *hidden) {

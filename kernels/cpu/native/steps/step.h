@@ -54,6 +54,7 @@ struct Step {
     int64_t hidden_stride, mixed_stride, attended_stride, queries_stride, inner_stride, expert_stride;
     float *residual, *normed, *mixed, *attended, *queries, *inner, *kept;
     void *converted;
+    int64_t apart;  // bytes from one member's `converted` to the next one's, where a row is alone
     float *scales;
     float *added;  // what adapters add to a linear's rows (lora.h)
     int64_t added_stride;
@@ -64,7 +65,7 @@ struct Step {
     bool is_mine(int64_t row) const { return !m.group || is_linked(*m.group) || row % m.group->ranks == m.group->rank; }
 
     Activations activations(float *x, int64_t stride, int64_t rows) const {
-        return {x, stride, rows, m.round_activations != 0, converted, scales};
+        return {x, stride, rows, m.round_activations != 0, converted, scales, apart};
     }
 };
 
