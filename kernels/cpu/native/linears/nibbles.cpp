@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "linears/nibble_tiles.h"
+#include "linears/row_pointers.h"
 
 namespace {
 
@@ -76,7 +77,8 @@ PG_INLINE void tile(const uint8_t *rows, int64_t stride, const Nibbles &w, const
                 acc[i][c] = begin_of(w.wide, panel + c / 2 * next, c % 2 * W,
                                      (int32_t)word_at(rows + i * stride + n + 4));
         const uint8_t *codes = panel + head;
-        for (int64_t j = 0; j < n; j += 8, codes += NR * 4) {
+        RowPointers<MR> given(rows, stride);
+        for (int64_t j = 0; j < n; j += 8, codes += NR * 4, given.advance(8)) {
             U low[NC], high[NC];
 #pragma GCC unroll 8
             for (int c = 0; c < NC; c++) {
@@ -87,8 +89,7 @@ PG_INLINE void tile(const uint8_t *rows, int64_t stride, const Nibbles &w, const
             }
 #pragma GCC unroll 16
             for (int i = 0; i < MR; i++) {
-                const uint8_t *given = rows + i * stride + j;
-                const U first = splat_u(word_at(given)), second = splat_u(word_at(given + 4));
+                const U first = splat_u(given.template get<uint32_t>(i)), second = splat_u(given.template get<uint32_t>(i, 4));
 #pragma GCC unroll 8
                 for (int c = 0; c < NC; c++) acc[i][c] = dot_codes(acc[i][c], low[c], first);
 #pragma GCC unroll 8
@@ -117,7 +118,8 @@ PG_INLINE void tile(const uint8_t *rows, int64_t stride, const Nibbles &w, const
         for (int c = 0; c < NC; c++) store(results + (c / 2 * MR + i) * NR + c % 2 * W, sums[i][c]);
 }
 
-constexpr int columns_of(int rows) { return W == 16 ? (rows == 1 ? 8 : rows == 2 ? 4 : 2) : (rows == 1 ? 4 : 2); }
+// Vectors of columns: one panel, which memory reads best, unless a vector is less than a cache line.
+constexpr int columns_of(int rows) { return W < 16 && rows == 1 ? 4 : 2; }
 
 template <int MR>
 __attribute__((noinline)) int tile_of(const uint8_t *rows, int64_t stride, const Nibbles &w, int64_t panel, int64_t end,
@@ -143,11 +145,12 @@ __attribute__((noinline)) void add_group(const uint8_t *rows, int64_t stride, co
 #pragma GCC unroll 2
         for (int c = 0; c < 2; c++)
             acc[i][c] = begin_of(w.wide, head, c * W, (int32_t)word_at(rows + i * stride + n + 4));
-    for (int64_t j = 0; j < n; j += 4, bytes += NR) {
+    RowPointers<MR> at(rows, stride);
+    for (int64_t j = 0; j < n; j += 4, bytes += NR, at.advance(4)) {
         const U low = load<U>(bytes), high = load<U>(bytes + W);
 #pragma GCC unroll 16
         for (int i = 0; i < MR; i++) {
-            const U given = splat_u(word_at(rows + i * stride + j));
+            const U given = splat_u(at.template get<uint32_t>(i));
             acc[i][0] = dot_codes(acc[i][0], low, given);
             acc[i][1] = dot_codes(acc[i][1], high, given);
         }
