@@ -88,7 +88,7 @@ class Replica:
         if not self.waiting:
             return False
         tenants = self.num_rows.keys() | self.waiting.tenants
-        if len(tenants) > 1 and self.is_resting:
+        if self.is_resting:
             has_waiting = len(self.waiting) > self.waiting.num_background
             return has_waiting and sum(not is_background(tenant) for tenant in tenants) > 1
         return len(tenants) > 1

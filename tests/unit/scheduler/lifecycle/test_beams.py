@@ -298,3 +298,11 @@ def test_where_the_vocabulary_is_smaller_than_a_search_all_of_it_is_enough() -> 
     wide = BeamSearch(Beam(9), frozenset((0,)), None)
     assert is_usable(TokenLogprobs([1, 1, 0, 2], [-1.0] * 4, 1), wide, 3)
     assert not is_usable(TokenLogprobs([1, 1, 0], [-1.0] * 3, 1), wide, 3)
+
+
+def test_a_worker_masks_no_end_of_a_search() -> None:
+    """The search itself keeps what is too short, and needs to see how likely an end is."""
+    world = BeamWorld()
+    world.add_beam("r", PROMPT, Beam(2), min_tokens=3)
+    plan = world.plan("w0")
+    assert plan is not None and [one.params.min_tokens for one in plan.admitted] == [0]

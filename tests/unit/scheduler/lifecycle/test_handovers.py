@@ -314,6 +314,16 @@ def test_a_prompt_goes_to_a_worker_for_prefills_from_four_full_blocks_on(length:
     w.assert_outputs("r")
 
 
+def test_blocks_that_the_other_worker_has_are_not_computed_by_one_for_prefills() -> None:
+    w = world(WorkerRole.PREFILL, WorkerRole.DECODE)
+    w.add("first", PROMPT[: 2 * SIZE + 1], max_tokens=4)
+    w.run()
+    w.add("r", PROMPT[: 5 * SIZE + 1], max_tokens=4)
+    assert w.scheduler.requests["r"].sequences[0].worker == "w1", "three of its five blocks are left to compute"
+    w.run()
+    w.assert_outputs()
+
+
 @pytest.mark.parametrize(
     ("here", "there"), [(b"", SPACES[SIZE]), (SPACES[SIZE], b""), (SPACES[SIZE], SPACES[16]), (b"", b"")]
 )

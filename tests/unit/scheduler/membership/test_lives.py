@@ -22,7 +22,9 @@ def test_each_life_is_greater_with_all_its_links(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["epoch"]
 
 
-@pytest.mark.parametrize("content", [b"", b"no number", b"\xff\xfe", b"-7", b"9" * 5000, str(LIMIT - SPAN).encode(), b"0"])
+@pytest.mark.parametrize(
+    "content", [b"", b"no number", b"\xff\xfe", b"-7", b"9" * 5000, str(LIMIT - SPAN).encode(), b"0"]
+)
 def test_a_spoilt_file_is_as_none(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "epoch"
     file.write_bytes(content)

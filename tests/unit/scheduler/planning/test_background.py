@@ -290,3 +290,34 @@ def test_tokens_that_wait_count_for_their_kind() -> None:
     rest(world, "batch", 13)
     queued = world.scheduler._assignment.queued
     assert queued(is_background=False) == (1, 9) and queued(is_background=True) == (1, 13)
+
+
+def test_a_waiting_request_takes_a_free_row_beside_as_many_resting_ones() -> None:
+    world = World(max_num_seqs=4)
+    rest(world, "batch0")
+    rest(world, "batch1", 7)
+    world.step()
+    for index in range(2):
+        world.add(f"live{index}", prompt(4, 9 + index), max_tokens=4)
+        plan = world.plan("w0")
+        assert plan is not None and [admitted.request_id for admitted in plan.admitted] == [f"live{index}"]
+        world.answer("w0")
+    assert world.scheduler.replicas["w0"].num_background == 2, "no row was taken"
+    world.run()
+    world.assert_outputs()
+
+
+def test_tenants_share_nothing_where_only_background_waits() -> None:
+    world = World(max_num_seqs=3)
+    for name in "ab":
+        world.add(name, prompt(4, ord(name) % 50), tenant=name, max_tokens=8)
+    rest(world, "batch0")
+    world.step()
+    rest(world, "batch1")
+    replica = world.scheduler.replicas["w0"]
+    assert len(replica.running) == 3 or replica.is_resting
+    assert not replica.is_shared
+    world.add("c", prompt(4, 9), tenant="a", max_tokens=4)
+    assert replica.is_shared
+    world.run()
+    world.assert_outputs()

@@ -126,3 +126,11 @@ def test_the_tail_of_a_sequence_that_has_ended() -> None:
     assert num_hits(here, [*FIRST[:13], 49, 49], max_tokens=1) == 13
     assert num_hits(here, [*FIRST[:11], 49, 49], max_tokens=1) == 11
     assert num_hits(here, FIRST[:13], max_tokens=1) == 12
+
+
+def test_a_block_that_is_not_full_is_not_offered_to_stores() -> None:
+    here = world()
+    pool = here.scheduler.replicas["w0"].pool
+    pool.keep_named()
+    num_hits(here, FIRST[:13], max_tokens=1)
+    assert pool.num_cached == 2 and pool.named is not None and len(pool.named) == 1

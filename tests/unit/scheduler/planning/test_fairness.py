@@ -118,3 +118,18 @@ def test_bad_weights(text: str) -> None:
 def test_good_weights() -> None:
     assert parse_weights(" a=2, b = 0.5 ,") == {"a": 2.0, "b": 0.5}
     assert parse_weights("") == {}
+
+
+def test_a_newcomer_takes_rows_at_once_until_shares_are_near_each_other() -> None:
+    world = World(Policy(max_num_batched_tokens=256, enable_prefix_caching=False), max_num_seqs=6)
+    for index in range(6):
+        add(world, f"hog{index}", "hog")
+    for _ in range(3):
+        world.step()
+    for index in range(6):
+        add(world, f"small{index}", "small")
+    plan = world.plan("w0")
+    assert plan is not None and [one.request_id for one in plan.admitted] == ["small0", "small1"]
+    world.answer("w0")
+    world.run()
+    world.assert_outputs()

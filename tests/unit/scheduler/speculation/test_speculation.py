@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from services.scheduler.speculation.speculation import Speculation
 from services.scheduler.state.policy import Policy
 from shared.errors import ProtocolError
 from shared.messages import DraftDistribution, DraftProposals, DraftUpdate, StepPlan, StepResult
@@ -269,6 +270,24 @@ def test_what_is_within_its_edges_is_taken(changes: dict[str, Any]) -> None:
     world.answer("w0")
     world.plan("w0")
     assert world.scheduler.propose(proposals(**changes))
+
+
+@pytest.mark.parametrize(
+    ("counts", "seconds"), [([2], [0.25]), ([0], []), ([], [])], ids=["two tokens", "none of a row", "no rows"]
+)
+def test_the_time_of_a_draft_is_that_of_one_of_its_tokens(
+    counts: list[int], seconds: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[float] = []
+    monkeypatch.setattr(Speculation, "drafted", lambda self, time: found.append(time))
+    world = speculating(2)
+    world.add("r", [1, 2, 3], max_tokens=20)
+    world.plan("w0")
+    world.answer("w0")
+    world.plan("w0")
+    rows = {"rows": [0] * len(counts), "num_tokens": [4] * len(counts)}
+    given = proposals(**rows, num_draft_tokens=counts, draft_token_ids=[1] * sum(counts), draft_time=0.5)
+    assert world.scheduler.propose(given) and found == seconds
 
 
 def test_a_worker_that_accepts_what_was_not_drafted_is_out_of_step() -> None:
