@@ -315,9 +315,9 @@ def test_tenants_share_nothing_where_only_background_waits() -> None:
     world.step()
     rest(world, "batch1")
     replica = world.scheduler.replicas["w0"]
-    assert len(replica.running) == 3 or replica.is_resting
-    assert not replica.is_shared
+    assert replica.is_resting and len(replica.waiting) == replica.waiting.num_background == 2
+    shared = [replica.is_shared]
     world.add("c", prompt(4, 9), tenant="a", max_tokens=4)
-    assert replica.is_shared
+    assert [*shared, replica.is_shared] == [False, True]
     world.run()
     world.assert_outputs()
