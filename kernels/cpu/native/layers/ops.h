@@ -56,8 +56,8 @@ struct Activations {
     float *scales;    // [m]
     int64_t apart = 0;  // bytes from one member's `converted` to the next one's, where there is one for each
     bool ready = false;  // `converted` holds them already, as the next linear reads them
-    bool own = false;    // `x` is this member's alone
-    bool taken = false;  // `converted` is
+    bool own = false;    // `x`, of one row, is this member's alone
+    bool taken = false;  // `converted` and `scales` are, see take_copy
 
     // One row alone: each member makes it ready for itself, in less time than all would wait for one of them.
     bool is_alone() const { return m == 1 && apart; }
@@ -126,7 +126,7 @@ void linear(Member &member, const Activations &given, const PgLinear &w, Out &&o
     }
     Clock::enter(PG_CONVERTING);
     if (a.round && a.own) {
-        for (int64_t row = 0; row < a.m; row++) round_row(a.x + row * a.stride, w.k);
+        round_row(a.x, w.k);  // the only row
     } else if (a.round) {
         member.for_each(a.m, a.m < 4 * member.count ? 1 : 4, [&](int64_t row, int64_t end) {
             for (; row < end; row++) round_row(a.x + row * a.stride, w.k);
