@@ -36,7 +36,7 @@ struct RoundedRows {
 // What an item reads comes into the cache while what is before it is computed: the item's end is followed by the next's
 // beginning.
 struct Stream {
-    static constexpr int64_t DISTANCE = 4096;  // bytes
+    static constexpr int64_t DISTANCE = 16384;  // bytes; half of the nearest cache
     const char *at, *end, *next;
 
     Stream(const void *begin, const void *stop, const void *behind)
@@ -107,39 +107,51 @@ PG_INLINE void reduce_floats(const T *down, int64_t ranks, const LoraInput &x, c
     }
 }
 
-// B's columns of two ranks.
-PG_INLINE Pair ranks_of(const float *up) { return {load<F>(up), load<F>(up + W)}; }
-PG_INLINE Pair ranks_of(const uint16_t *up) {
+// What two ranks add to a vector of output features, one rank after the other; in products of bfloat16 first what
+// rounding left of them, then the rounded ones.
+PG_INLINE F add_ranks(F acc, const float *reduced, const float *up) {
+    return fma(splat(reduced[1]), load<F>(up + W), fma(splat(reduced[0]), load<F>(up), acc));
+}
+PG_INLINE F add_ranks(F acc, const float *reduced, const uint16_t *up) {
     const U both = load<U>(up);
-    return {(F)(both << 16), (F)(both & 0xffff0000u)};
+    return fma(splat(reduced[1]), (F)(both & 0xffff0000u), fma(splat(reduced[0]), (F)(both << 16), acc));
+}
+PG_INLINE F add_ranks(F acc, const uint32_t *reduced, const uint16_t *up) {
+    const U both = load<U>(up);
+    return dot(dot(acc, splat_u(reduced[1]), both), splat_u(reduced[0]), both);
+}
+
+// Of each pair of ranks the rounded ones in one word, and what that left of them, rounded too, in the next.  One
+// bfloat16 alone would be 2^-9 off, which a float32 sum of ranks is not.
+void split_ranks(int64_t rank, const float *reduced, uint32_t *halves) {
+    for (int64_t r = 0; r < (rank + 1) / 2 * 2; r++) {
+        uint16_t *own = (uint16_t *)(halves + r / 2 * 2) + r % 2;
+        own[0] = to_bf16(reduced[r]);
+        own[2] = to_bf16(reduced[r] - from_bf16(own[0]));
+    }
 }
 
 // ROWS rows times VECTORS vectors of output features, in order of ranks.
-template <int ROWS, int VECTORS, class T>
-PG_INLINE void expand_tile(const T *up, int64_t pairs, const float *reduced, float *const *out, int64_t column,
+template <int ROWS, int VECTORS, class R, class T>
+PG_INLINE void expand_tile(const T *up, int64_t pairs, const R *reduced, float *const *out, int64_t column,
                            Stream &ahead) {
     F acc[ROWS][VECTORS] = {};
     for (int64_t pair = 0; pair < pairs; pair++) {
         ahead.fetch(VECTORS * 2 * W * sizeof(T));
 #pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; v++) {
-            const Pair w = ranks_of(up + (v * pairs + pair) * 2 * W);
+        for (int v = 0; v < VECTORS; v++)
 #pragma GCC unroll 4
-            for (int row = 0; row < ROWS; row++) {
-                const float *own = reduced + row * MOST_RANKS + pair * 2;
-                acc[row][v] = fma(splat(own[1]), w.odd, fma(splat(own[0]), w.even, acc[row][v]));
-            }
-        }
+            for (int row = 0; row < ROWS; row++)
+                acc[row][v] = add_ranks(acc[row][v], reduced + row * MOST_RANKS + pair * 2, up + (v * pairs + pair) * 2 * W);
     }
     for (int row = 0; row < ROWS; row++)
         for (int v = 0; v < VECTORS; v++) store(out[row] + column + v * W, acc[row][v]);
 }
 
-template <int ROWS, class T>
-PG_INLINE void expand(const PgLoraPart &part, const float *reduced, float *const *out, Stream &ahead) {
+template <int ROWS, class R, class T>
+PG_INLINE void expand(const PgLoraPart &part, const T *up, const R *reduced, float *const *out, Stream &ahead) {
     constexpr int VECTORS = ROWS <= 2 ? 8 : 4;
     const int64_t vectors = part.n / W, pairs = (part.rank + 1) / 2;
-    const T *up = (const T *)part.up;
     int64_t v = 0;
     for (; v + VECTORS <= vectors; v += VECTORS)
         expand_tile<ROWS, VECTORS>(up + v * pairs * 2 * W, pairs, reduced, out, v * W, ahead);
@@ -188,7 +200,15 @@ void add_part(const PgLoraPart &part, const LoraInput &given, const int64_t *row
               Stream ahead) {
     alignas(64) float reduced[ROWS * MOST_RANKS];
     reduce<ROWS, T>(part, given, rows, k, reduced, ahead);
-    expand<ROWS, T>(part, reduced, out, ahead);
+    const T *up = (const T *)part.up;
+    if constexpr (sizeof(T) == 2) {
+        if (given.rounded) {
+            alignas(64) uint32_t halves[ROWS * MOST_RANKS];
+            for (int row = 0; row < ROWS; row++) split_ranks(part.rank, reduced + row * MOST_RANKS, halves + row * MOST_RANKS);
+            return expand<ROWS>(part, up, halves, out, ahead);
+        }
+    }
+    expand<ROWS>(part, up, reduced, out, ahead);
 }
 
 template <class T>
@@ -319,7 +339,7 @@ void add_embedding_of(const PgLoraPart &part, int64_t id, float *out) {
     std::vector<float> added(part.n);
     Stream ahead(part.up, (const char *)part.up + part.n * even * sizeof(T), part.up);
     float *to = added.data();
-    expand<1, T>(part, reduced, &to, ahead);
+    expand<1>(part, (const T *)part.up, reduced, &to, ahead);
     for (int64_t i = 0; i < part.n; i++) out[i] += added[i];
 }
 
