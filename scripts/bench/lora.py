@@ -39,10 +39,11 @@ from scripts.bench.common.report import Result, bench_parser, finish
 from scripts.bench.peers.catalog import FULL, engines
 from scripts.bench.peers.child import EngineProcess
 from services.scheduler.state.policy import Policy
-from services.worker.adapters import AdapterLoading
+from services.worker.adapters import NICENESS, AdapterLoading
 from shared.config import Settings
 from shared.messages import Adapter, AdaptersHeld, LoadAdapter, UnloadAdapter
 from shared.metrics import percentile
+from shared.processes.idle_time import give_way
 
 STREAMS, PROMPT = 32, 16
 TARGETS = {1: 0.90, 8: 0.85, 32: 0.80}  # of the base's tokens per second, by adapters
@@ -102,7 +103,7 @@ class Deployment:
             self._ask(place, None, num_steps)
         awaited, begun, before = "", 0.0, 0.0
         reading: Future[list[AdaptersHeld]] | None = None
-        with ThreadPoolExecutor(1) as thread:
+        with ThreadPoolExecutor(1, initializer=give_way, initargs=(NICENESS,)) as thread:
             for plan, _, _, launched, _ in steps(self.core, self.runner):
                 if awaited and plan.admitted:
                     awaited = ""

@@ -13,6 +13,10 @@ from shared.messages import Adapter, AdapterFailure, AdaptersHeld, HoldAdapters
 
 log = structlog.get_logger()
 
+# Of the thread that loads: a quarter of a core that steps are computed on too, instead of half.  Steps beside a load
+# take less longer then; with 8 a load takes more than twice as long (docs/measurements/adapters.md).
+NICENESS = 5
+
 
 class Bank(Protocol):
     """What orders need of the model's adapters."""

@@ -13,7 +13,7 @@ from engine.execution.runner import ModelRunner
 from engine.loading.load import load_runner
 from engine.loading.reading import KeptPart
 from services.worker.actor import WorkerActor
-from services.worker.adapters import AdapterLoading
+from services.worker.adapters import NICENESS, AdapterLoading
 from services.worker.groups.rank_processes import Started
 from services.worker.groups.ranks import AnyGroup, RankGroup, make_group
 from services.worker.plans.overlapped import OverlappedSteps
@@ -83,7 +83,7 @@ def make(
         return make_steps(runner, transport, settings, wake)
 
     def thread_loading(loading: AdapterLoading, transport: Transport) -> Executor[HoldAdapters]:
-        return ThreadExecutor(loading, transport, name="adapters", on_failure=wake)
+        return ThreadExecutor(loading, transport, name="adapters", on_failure=wake, niceness=NICENESS)
 
     def wake() -> None:
         loop.call_soon_threadsafe(actor.post, Tick())

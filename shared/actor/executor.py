@@ -16,6 +16,7 @@ import structlog
 
 from shared.errors import ProtocolError
 from shared.messages import Message
+from shared.processes.idle_time import give_way
 from shared.transport import Outbox, Transport
 
 log = structlog.get_logger()
@@ -127,13 +128,16 @@ class ThreadExecutor(Generic[W]):
         name: str,
         on_failure: Callable[[], None],
         within: Callable[[], AbstractContextManager[object]] = nullcontext,
+        niceness: int = 0,
     ) -> None:
-        """`on_failure` is called in the thread, once `failure` is set; `within`: what the thread is in all its life."""
+        """`on_failure` is called in the thread, once `failure` is set; `within`: what the thread is in all its life;
+        `niceness`: how far it gives way to other threads."""
         self.failure: BaseException | None = None
         self._computation = computation
         self._name = name
         self._on_failure = on_failure
         self._within = within
+        self._niceness = niceness
         self._work: queue.SimpleQueue[W | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, args=(transport,), name=name, daemon=True)
         self._thread.start()
@@ -150,6 +154,8 @@ class ThreadExecutor(Generic[W]):
     def _loop(self, transport: Transport) -> None:
         outbox = transport.outbox()
         try:
+            if self._niceness:
+                give_way(self._niceness)
             with self._within():
                 while self._catch_up():
                     _send(self._computation.turn(), outbox, transport.scheduler_address)

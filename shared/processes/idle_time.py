@@ -1,4 +1,4 @@
-"""Work that takes only the idle time of a core."""
+"""Work that gives way to other work on its core, in part or wholly."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ import sys
 import threading
 
 LEAST_URGENT = 19  # niceness
+
+
+def give_way(niceness: int) -> None:
+    """The calling thread has a smaller share of a core than threads that want it too, for good.  Only on Linux, where
+    niceness is each thread's own."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
 
 
 def take_idle_time_only() -> None:

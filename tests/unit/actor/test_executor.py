@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ import pytest
 from shared.actor.executor import InlineExecutor, PacedExecutor, ThreadExecutor
 from shared.errors import ProtocolError
 from shared.messages import Holdings, Message
+from shared.processes.idle_time import LEAST_URGENT
 from shared.transport.memory import MemoryOutbox, MemoryTransport
 
 
@@ -223,3 +225,28 @@ def test_closing_while_the_thread_takes_the_last_of_the_work() -> None:
             assert executor.failure is None
     finally:
         sys.setswitchinterval(interval)
+
+
+class Niceness(Swift):
+    """Answers with the niceness of the thread that computes."""
+
+    is_idle = False
+
+    def turn(self) -> list[Holdings]:
+        self.is_idle = True
+        return [Holdings(1, os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), 0, 0)]
+
+    def apply(self, work: int) -> None:
+        self.is_idle = False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="niceness is a thread's own only on Linux")
+def test_only_the_thread_itself_gives_way() -> None:
+    before, line = os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), Line()
+    wanted = min(before + 3, LEAST_URGENT)
+    executor = ThreadExecutor(Niceness(), line, name="nice", on_failure=lambda: None, niceness=wanted)
+    executor.submit(0)
+    until(lambda: line.answers != [])
+    executor.close()
+    assert line.answers == [wanted]
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
