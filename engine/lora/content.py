@@ -7,16 +7,16 @@ The format is https://github.com/huggingface/safetensors#format: the header's le
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import torch
+from blake3 import blake3
 from torch import Tensor
 
 from engine.lora.config import CONFIG_NAME, WEIGHTS_NAME, LoraConfig, read_lora_config
@@ -86,7 +86,7 @@ def _read(path: Path) -> bytearray:
 
 def _digest(*contents: bytearray) -> str:
     """Contents go with their lengths: so that no end of one is the beginning of another."""
-    made = hashlib.sha256()  # which processors have instructions for: a third of the time of blake2b
+    made = blake3()  # a third of the time of SHA-256, for which processors have instructions
     for content in contents:
         made.update(len(content).to_bytes(LENGTH_BYTES, "little"))
         made.update(content)
@@ -100,10 +100,18 @@ def _tensors(content: bytearray, begin: int) -> dict[str, Tensor]:
     header = msgspec.json.decode(content[LENGTH_BYTES:begin], type=dict[str, msgspec.Raw])
     header.pop(METADATA, None)
     decoder = msgspec.json.Decoder(StoredView)
-    return {name: _view(name, decoder.decode(stored), content, begin) for name, stored in header.items()}
+    wholes = {dtype: _whole(content, dtype) for dtype in DTYPES.values()}
+    return {name: _view(name, decoder.decode(stored), content, begin, wholes) for name, stored in header.items()}
 
 
-def _view(name: str, stored: StoredView, content: bytearray, begin: int) -> Tensor:
+def _whole(content: bytearray, dtype: torch.dtype) -> Tensor:
+    """All of it as values of one dtype: a tensor is cut out of it in half of the time that making one takes."""
+    return torch.frombuffer(content, dtype=dtype, count=len(content) // dtype.itemsize)
+
+
+def _view(
+    name: str, stored: StoredView, content: bytearray, begin: int, wholes: Mapping[torch.dtype, Tensor]
+) -> Tensor:
     dtype = DTYPES.get(stored.dtype)
     if dtype is None:
         raise ValueError(f"{name} has the dtype {stored.dtype}; served are {', '.join(DTYPES)}")
@@ -115,7 +123,14 @@ def _view(name: str, stored: StoredView, content: bytearray, begin: int) -> Tens
         return torch.empty(stored.shape, dtype=dtype)
     if (begin + first) % dtype.itemsize:  # values that lie across words
         return torch.frombuffer(content[begin + first : begin + end], dtype=dtype).view(stored.shape)
-    return torch.frombuffer(content, dtype=dtype, count=count, offset=begin + first).view(stored.shape)
+    return wholes[dtype].as_strided(stored.shape, _strides(stored.shape), (begin + first) // dtype.itemsize)
+
+
+def _strides(shape: Sequence[int]) -> list[int]:
+    strides = [1] * len(shape)
+    for place in range(len(shape) - 1, 0, -1):
+        strides[place - 1] = strides[place] * shape[place]
+    return strides
 
 
 def _check_finite(tensors: Mapping[str, Tensor], content: bytearray, begin: int) -> None:

@@ -48,7 +48,7 @@ from shared.processes.idle_time import give_way
 STREAMS, PROMPT = 32, 16
 TARGETS = {1: 0.90, 8: 0.85, 32: 0.80}  # of the base's tokens per second, by adapters
 LOAD_TARGET = 100.0  # milliseconds, from the order to the first step
-NUM_LOADS = 8  # of a round
+NUM_LOADS = 16  # of a round
 PAUSE_TARGET = 1.1  # of the time between tokens, p99
 PEER_TARGET = 1.3  # of vLLM's tokens per second
 PEER_TOKENS, PEER_ROUNDS, PEER_SECONDS = 8, 1, 600.0
@@ -165,21 +165,24 @@ def measure(deployment: Deployment, adapters: Sequence[Adapter], num_rounds: int
 
 def measure_loads(deployment: Deployment, paths: Sequence[Path], num_rounds: int) -> list[Result]:
     """Rounds take turns; the one before the first warms up."""
-    calm, busy = Comings(), Comings()
+    first_steps: list[float] = []
+    calm, beside = [], []  # of each round, between tokens, p99
     for number in range(num_rounds + 1):
         deployment.unload()
         chosen = [paths[(number * NUM_LOADS + index) % len(paths)] for index in range(NUM_LOADS)]
-        for found, given in ((calm, [None] * NUM_LOADS), (busy, chosen)):
-            one = deployment.come_and_go(given, 12 * NUM_LOADS)
-            if number:
-                found.pauses += one.pauses
-                found.first_steps += one.first_steps
-    first = 1000 * percentile(busy.first_steps, 50)
-    before, beside = (1000 * percentile(one.pauses, 99) for one in (calm, busy))
+        without = deployment.come_and_go([None] * NUM_LOADS, 12 * NUM_LOADS)
+        loads = deployment.come_and_go(chosen, 12 * NUM_LOADS)
+        if number:
+            first_steps += loads.first_steps
+            calm.append(percentile(without.pauses, 99))
+            beside.append(percentile(loads.pauses, 99))
+    ratio = median(one / other for one, other in zip(beside, calm, strict=True))
     return [
-        Result("a new adapter: from the order to its first step", first, "ms", at_most=LOAD_TARGET),
-        Result("between the others' tokens, p99, without loads", before, "ms"),
-        Result("beside loads, of that", beside / before, "", at_most=PAUSE_TARGET),
+        Result(
+            "a new adapter: from the order to its first step", 1000 * median(first_steps), "ms", at_most=LOAD_TARGET
+        ),
+        Result("between the others' tokens, p99, without loads", 1000 * median(calm), "ms"),
+        Result("beside loads, of that", ratio, "", at_most=PAUSE_TARGET),
     ]
 
 

@@ -13,9 +13,10 @@ from shared.messages import Adapter, AdapterFailure, AdaptersHeld, HoldAdapters
 
 log = structlog.get_logger()
 
-# Of the thread that loads: a quarter of a core that steps are computed on too, instead of half.  Steps beside a load
-# take less longer then; with 8 a load takes more than twice as long (docs/measurements/adapters.md).
-NICENESS = 5
+# Of the thread that loads: a sixth of a core that steps are computed on too, instead of half.  Without it the steps
+# beside a load take longer than others' tokens may wait; with 10 an adapter comes 150 ms after its order
+# (docs/measurements/adapters.md).
+NICENESS = 7
 
 
 class Bank(Protocol):
