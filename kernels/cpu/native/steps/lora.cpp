@@ -33,21 +33,40 @@ struct RoundedRows {
     }
 };
 
-// What an item reads comes into the cache while what is before it is computed: the item's end is followed by the next's
-// beginning.
+// A place so many bytes ahead of what an item reads.  The item's end is followed by the next's beginning.
+class Place {
+  public:
+    Place(int64_t distance, const void *begin, const void *stop, const void *behind)
+        : distance_(distance), at_((const char *)begin + distance), end_((const char *)stop), next_((const char *)behind) {
+        pass();
+    }
+    PG_INLINE const char *advance(int64_t bytes) {
+        const char *at = at_;
+        at_ += bytes;
+        pass();
+        return at;
+    }
+
+  private:
+    PG_INLINE void pass() {
+        if (at_ >= end_) at_ = next_, end_ = at_ + distance_;
+    }
+
+    int64_t distance_;
+    const char *at_, *end_, *next_;
+};
+
+// What an item reads comes into the caches while what is before it is computed: into the second-level one early enough
+// for memory, then into the nearest one.
 struct Stream {
-    static constexpr int64_t DISTANCE = 16384;  // bytes; half of the nearest cache
-    const char *at, *end, *next;
+    Place near, far;
 
     Stream(const void *begin, const void *stop, const void *behind)
-        : at((const char *)begin + DISTANCE), end((const char *)stop), next((const char *)behind) {
-        if (at >= end) at = next, end = at + DISTANCE;
-    }
+        : near(8 << 10, begin, stop, behind), far(64 << 10, begin, stop, behind) {}
     // Asks for what is to be fetched while so many bytes are computed.
     PG_INLINE void fetch(int64_t bytes) {
-        for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(at + i, _MM_HINT_T0);
-        at += bytes;
-        if (at >= end) at = next, end = at + DISTANCE;
+        const char *soon = near.advance(bytes), *later = far.advance(bytes);
+        for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(soon + i, _MM_HINT_T0), _mm_prefetch(later + i, _MM_HINT_T1);
     }
 };
 
