@@ -392,10 +392,11 @@ def test_two_versions_run_in_slices_and_count_the_time_awake(pair: list[EnginePr
     contest = PeerContest(list(pair), VOCAB, timeout=20)
     begin = time.monotonic()
     contest.play_pairs(WORKLOADS["a"], 1)
-    assert time.monotonic() - begin > 1.1  # as one after the other: a warm-up and a run of both
-    for name in (RUNNER, RUNNER_OTHER):
-        (run,) = contest.records["a", name].runs
-        assert 0.29 < run.seconds < 0.6
+    seconds = time.monotonic() - begin
+    assert seconds > 1.1  # as one after the other: a warm-up and a run of both
+    runs = [run.seconds for name in (RUNNER, RUNNER_OTHER) for run in contest.records["a", name].runs]
+    assert len(runs) == 2 and min(runs) > 0.29
+    assert sum(runs) < seconds - 2 * 0.29  # less the warm-ups: however slow the machine is, each has its own time only
     assert pair[0].run([([1], 1)], 20)["num_tokens"] == [1]  # it is not left stopped
 
 
