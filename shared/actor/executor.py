@@ -131,7 +131,7 @@ class ThreadExecutor(Generic[W]):
         niceness: int = 0,
     ) -> None:
         """`on_failure` is called in the thread, once `failure` is set; `within`: what the thread is in all its life;
-        `niceness`: how far it gives way to other threads."""
+        `niceness`: how much nicer than the others it is."""
         self.failure: BaseException | None = None
         self._computation = computation
         self._name = name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -10,10 +11,14 @@ LEAST_URGENT = 19  # niceness
 
 
 def give_way(niceness: int) -> None:
-    """The calling thread has a smaller share of a core than threads that want it too, for good.  Only on Linux, where
-    niceness is each thread's own."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+    """The calling thread is nicer by so much from now on: it has a smaller share of a core than threads that want it
+    too.  Only on Linux, where niceness is each thread's own."""
+    if sys.platform != "linux":
+        return
+    own = threading.get_native_id()
+    wanted = min(os.getpriority(os.PRIO_PROCESS, own) + niceness, LEAST_URGENT)  # to become less nice is not allowed
+    with contextlib.suppress(OSError):  # a sandbox that allows no such call: the work is done all the same
+        os.setpriority(os.PRIO_PROCESS, own, wanted)
 
 
 def take_idle_time_only() -> None:
