@@ -67,7 +67,7 @@ def pack_lora(
             memory = take(packed_size(part, dtype))
             own.down = memory.data_ptr()
             own.up = own.down + _down_features(part) * dtype.itemsize
-            native.pack_lora(_as(part.down, dtype), _as(part.up, dtype), own.down, own.up)
+            native.pack_lora(_in_dtype(part.down, dtype), _in_dtype(part.up, dtype), own.down, own.up)
             held.append(memory)
     return PackedLora(struct, tuple(held))
 
@@ -84,13 +84,13 @@ def pack_embedding(
     ranks = _up_ranks(part)
     table, up = torch.zeros(part.down.shape[1], ranks, dtype=dtype), torch.zeros(ranks * part.out_features, dtype=dtype)
     table[:, : part.rank] = part.down.t()
-    native.pack_lora(None, _as(part.up, dtype), None, up.data_ptr())
+    native.pack_lora(None, _in_dtype(part.up, dtype), None, up.data_ptr())
     struct = abi.PgLora(num_parts=1, format=FORMATS[dtype])
     struct.parts[0] = abi.PgLoraPart(table.data_ptr(), up.data_ptr(), part.rank, part.out_features, part.scale)
     return PackedLora(struct, (table, up))
 
 
-def _as(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+def _in_dtype(matrix: Tensor, dtype: torch.dtype) -> Tensor:
     return matrix if matrix.dtype == dtype else matrix.to(dtype)  # to() takes a microsecond to do nothing
 
 
