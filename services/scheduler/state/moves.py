@@ -189,13 +189,17 @@ class ReplicaMoves:
 
     def follow(self, names: Sequence[bytes]) -> bool:
         """Whether more of a prefix comes to this worker than it has, for a sequence that runs elsewhere meanwhile: so
-        no client waits for it, and it is fetched also where computing would be quicker."""
+        no client waits for it, and it is fetched also where computing would be quicker.  That holds for blocks behind
+        those on their way too: once the sequence is here, computing would be chosen for them."""
+        if not self.space:
+            return False
         found = self.pool.lookup(names)
         place = len(found)
-        if not self.space or place >= len(names):
-            return False
+        while place < len(names) and (names[place] in self._arriving or self.pool.knows(names[place])):
+            place += 1
         rest = names[place : place + MAX_FETCHED]
-        return rest[0] in self._arriving or self._fetch(rest, found, 0, at_any_cost=True)
+        is_asked = bool(rest) and self._fetch(rest, found, 0, at_any_cost=True)
+        return is_asked or place > len(found)
 
     def lose_source(self, instance: str) -> None:
         """A worker is gone: what was to come from it does not."""

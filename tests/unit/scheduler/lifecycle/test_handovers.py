@@ -285,6 +285,25 @@ def test_prompts_are_computed_by_one_worker_and_go_on_at_another() -> None:
     w.settle()
 
 
+def test_the_rest_of_a_prompt_is_fetched_too_where_its_first_part_is_still_on_its_way() -> None:
+    """Though the worker where it goes on would compute that sooner, the other one was to do it."""
+    w = world(WorkerRole.PREFILL, WorkerRole.DECODE)
+    w.add("r", PROMPT, max_tokens=4)
+    (sequence,) = w.scheduler.requests["r"].sequences
+    moves = w.scheduler.replicas["w1"].moves
+    while sequence.worker == "w0":  # nothing is carried meanwhile
+        w.plan("w0")
+        while w.work("w0") or w.hear("w0"):
+            pass
+        moves.computed(64, 1e-6)
+        w.scheduler.moves.stores.measured("w0", 1 << 20, 1.0, w.now)
+    assert moves.open, "its first part has come already"
+    while w.scheduler.requests:
+        step(w)
+    w.assert_outputs("r")
+    assert scheduled(w, 2) == len(PROMPT) % SIZE + 3, "what is behind its full blocks, and a token for each but the last"
+
+
 def test_a_prompt_that_another_has_brought_goes_on_elsewhere_without_being_computed() -> None:
     """It waits for the same blocks, and never has a row at the worker for prefills."""
     w = world(WorkerRole.PREFILL, WorkerRole.DECODE)
