@@ -69,6 +69,7 @@ class FetchBlocks(Message, frozen=True):
     address: str = ""
     secret: bytes = b""
     seconds: float = 0.0  # that computing them would take; what comes more slowly is given up.  0: not known
+    is_unhurried: bool = False  # no client waits for it: the worker rests in between, and its steps lose less at a time
 
 
 class BlocksMoved(Message, frozen=True):

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import threading
+from pathlib import Path
 
 LEAST_URGENT = 19  # niceness
 
@@ -13,12 +14,21 @@ LEAST_URGENT = 19  # niceness
 def give_way(niceness: int) -> None:
     """The calling thread is nicer by so much from now on: it has a smaller share of a core than threads that want it
     too.  Only on Linux, where niceness is each thread's own."""
-    if sys.platform != "linux":
-        return
-    own = threading.get_native_id()
-    wanted = min(os.getpriority(os.PRIO_PROCESS, own) + niceness, LEAST_URGENT)  # to become less nice is not allowed
-    with contextlib.suppress(OSError):  # a sandbox that allows no such call: the work is done all the same
-        os.setpriority(os.PRIO_PROCESS, own, wanted)
+    if sys.platform == "linux":
+        _become_nicer(threading.get_native_id(), niceness)
+
+
+def give_way_everywhere(niceness: int) -> None:
+    """The same for each thread that the process has now."""
+    if sys.platform == "linux":
+        for thread in Path("/proc/self/task").iterdir():
+            _become_nicer(int(thread.name), niceness)
+
+
+def _become_nicer(thread: int, niceness: int) -> None:
+    with contextlib.suppress(OSError):  # it is over, or a sandbox allows no such call: the work is done all the same
+        wanted = os.getpriority(os.PRIO_PROCESS, thread) + niceness
+        os.setpriority(os.PRIO_PROCESS, thread, min(wanted, LEAST_URGENT))  # to become less nice is not allowed
 
 
 def take_idle_time_only() -> None:

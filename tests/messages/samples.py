@@ -198,7 +198,9 @@ SAMPLES: list[m.Message] = [
         [2, 1],
     ),
     m.OfferBlocks(7, 3, 12, "store-1", [b"n" * 16], [17], [5], "unix:/run/s.blocks", b"secret"),
-    m.FetchBlocks(7, 4, 12, "store-1", [b"n" * 16, b"o" * 16], [18, 19], [6, 2], "tcp:10.0.0.2:5000", b"secret", 0.5),
+    m.FetchBlocks(
+        7, 4, 12, "store-1", [b"n" * 16, b"o" * 16], [18, 19], [6, 2], "tcp:10.0.0.2:5000", b"secret", 0.5, True
+    ),
     m.BlocksMoved(7, 4, 1, 4096, 0.5, "missing"),
     m.DropBlocks("store-1"),
     m.LookUpBlocks("store-1", [b"s" * 16 + b"n" * 16]),

@@ -192,7 +192,8 @@ def measure_pauses(model: Path, rounds: int) -> list[Result]:
         (begin,) = ordered
         last = max(went.values(), default=begin)
         drains.append(last - begin)
-        steps += [gap for record in records for gap in gaps(record, begin - PAUSE_SECONDS, begin)]
+        all_stream = max(record.times[1] for record in records)  # before, some wait for others' prompts
+        steps += [gap for record in records for gap in gaps(record, max(all_stream, begin - PAUSE_SECONDS), begin)]
         for record in records:
             if (at := went.get((record.request_id, record.index))) is not None:
                 moved += gaps(record, at - PAUSE_SECONDS / 2, at + PAUSE_SECONDS / 2)

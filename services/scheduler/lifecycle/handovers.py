@@ -23,6 +23,7 @@ MAX_ROUNDS = 8  # fetches for a request whose blocks go on growing; then it goes
 MAX_BLOCKS = 2  # that are fetched one by one, until a request has little more than its full blocks
 MAX_LOOKS = 256  # at a request whose blocks are there, in all
 FREE_TOKENS = 8  # computed again in a step at the target, which it hardly notices; or as many as it has rows
+NEAR_TOKENS = 3  # or fewer are left to fill a block: its worker computes about so many in two steps of the target
 MAX_AWAITED = 4  # steps of the target, for which a sequence that goes over is awaited
 
 
@@ -93,7 +94,7 @@ class Handovers:
         """Whether a worker's next plan has to wait for the step in flight: streams go over to it, and a step that is
         sent ahead is one more that they, and the fetches of their blocks, would wait for."""
         return bool(self._moves.leaving) and (
-            any(one.target == replica.instance for one in self._open.values())
+            any(one.target == replica.instance and self._is_near(one, replica) for one in self._open.values())
             or any(
                 sequence.worker == replica.instance
                 and sequence.status is Status.WAITING
@@ -101,6 +102,10 @@ class Handovers:
                 for sequence, arrival in self._arriving.items()
             )
         )
+
+    def _is_near(self, one: Handover, target: Replica) -> bool:
+        """Whether it may go over within the next steps: blocks come, or its last one is nearly full."""
+        return not one.tails or max(one.tails.values()) >= target.block_size - NEAR_TOKENS
 
     def forget(self, replica: Replica) -> None:
         """A life of a worker is over."""
@@ -120,7 +125,7 @@ class Handovers:
                 continue
             source.prefills[request] = target.instance
             for sequence in here:
-                target.moves.follow(self._names(sequence, source))
+                target.moves.follow(self._names(sequence, source), is_unhurried=False)
             if all(self._is_computed(sequence, source) for sequence in here):
                 self._hand_over(request, here, source, target)
 
@@ -187,7 +192,7 @@ class Handovers:
             one.num_there[sequence] = num_there
             if num_there < len(names):
                 one.num_rounds += num_there > before
-                is_there &= not target.moves.follow(names) or one.num_rounds > MAX_ROUNDS
+                is_there &= not target.moves.follow(names, is_unhurried=True) or one.num_rounds > MAX_ROUNDS
             elif names:
                 one.tails[sequence] = sequence.num_tokens + sequence.num_pending - num_there * source.block_size
                 one.num_late += num_there > before and one.tails[sequence] > source.block_size // 2

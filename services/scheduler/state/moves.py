@@ -128,7 +128,15 @@ class ReplicaMoves:
             return False
         return self._stores.lookups.awaits(self.space, names, self._seconds_to_compute(len(names)), self._clock.now)
 
-    def _fetch(self, names: Sequence[bytes], found: list[int], reserve: int, *, at_any_cost: bool = False) -> bool:
+    def _fetch(
+        self,
+        names: Sequence[bytes],
+        found: list[int],
+        reserve: int,
+        *,
+        at_any_cost: bool = False,
+        is_unhurried: bool = False,
+    ) -> bool:
         """False where that is not possible, or not worth while."""
         pool, now = self.pool, self._clock.now
         source, count = self.best_source(names[: self._num_wanted(names)])
@@ -146,7 +154,8 @@ class ReplicaMoves:
         blocks = pool.allocate(count)
         generations = [pool.generations[block] for block in blocks]
         order = FetchBlocks(self._epoch, self._next_id(), 0, source, list(names[:count]), blocks, generations)
-        order = msgspec.structs.replace(order, seconds=0.0 if at_any_cost else computing)
+        limit = 0.0 if at_any_cost else computing
+        order = msgspec.structs.replace(order, seconds=limit, is_unhurried=is_unhurried)
         usual = min(MOST_FETCH_SECONDS, max(LEAST_FETCH_SECONDS, computing or FETCH_SECONDS))
         patience = MOST_FETCH_SECONDS if at_any_cost else usual
         move = OpenMove(order, now, now + patience + 2 * self.longest_step, [*found, *blocks])
@@ -187,10 +196,10 @@ class ReplicaMoves:
         self.open[move.order.move_id] = move
         self._unsent.append(move.order)
 
-    def follow(self, names: Sequence[bytes]) -> bool:
-        """Whether more of a prefix comes to this worker than it has, for a sequence that runs elsewhere meanwhile: so
-        no client waits for it, and it is fetched also where computing would be quicker.  That holds for blocks behind
-        those on their way too: once the sequence is here, computing would be chosen for them."""
+    def follow(self, names: Sequence[bytes], *, is_unhurried: bool) -> bool:
+        """Whether more of a prefix comes to this worker than it has, for a sequence that is computed elsewhere
+        meanwhile: it is fetched also where computing would be quicker.  That holds for blocks behind those on their way
+        too: once the sequence is here, computing would be chosen for them.  `is_unhurried`: no client waits."""
         if not self.space:
             return False
         found = self.pool.lookup(names)
@@ -198,7 +207,7 @@ class ReplicaMoves:
         while place < len(names) and (names[place] in self._arriving or self.pool.knows(names[place])):
             place += 1
         rest = names[place : place + MAX_FETCHED]
-        is_asked = bool(rest) and self._fetch(rest, found, 0, at_any_cost=True)
+        is_asked = bool(rest) and self._fetch(rest, found, 0, at_any_cost=True, is_unhurried=is_unhurried)
         return is_asked or place > len(found)
 
     def lose_source(self, instance: str) -> None:

@@ -32,6 +32,9 @@ log = structlog.get_logger()
 MAX_STAGINGS = 8  # pieces of memory that are kept to be used again
 START = 0.04  # of the time of computing, which a fetch may lose
 LEAST_START = 0.01  # seconds
+RESTS = 6.0  # of the time that a group of an unhurried fetch has taken, before the next one
+LONGEST_REST = 0.02  # seconds: a fetch that is urgent may be asked for meanwhile
+REST_WITHIN = 1.0  # seconds after an order has come: the scheduler waits for 4, and many blocks need some of them
 MISSING, CORRUPT, UNREACHABLE = "missing", "corrupt", "unreachable"
 SLOW = "slow"  # computing the rest is faster
 DIFFERENT = "different"  # a store has other bytes than were computed, with their own right checksum
@@ -50,7 +53,9 @@ class BlockMover:
         self._arrived = arrived
         self._outward, self._inward = (DataLinks(directory, copy=blocks.copy) for _ in range(2))
         self._offers: queue.SimpleQueue[tuple[OfferBlocks, Bytes] | None] = queue.SimpleQueue()
-        self._fetches: queue.SimpleQueue[tuple[FetchBlocks, int] | None] = queue.SimpleQueue()
+        self._fetches: queue.SimpleQueue[tuple[FetchBlocks, int, float] | None] = queue.SimpleQueue()
+        self._num_urgent = 0  # fetches for which clients wait, of all that were asked for
+        self._num_begun = 0  # of these
         self._num_failed = 0
         self._stagings: deque[Bytes] = deque(maxlen=MAX_STAGINGS)  # that nothing is in any more
         giver = threading.Thread(target=self._give_away, args=(transport,), name="mover-out", daemon=True)
@@ -63,7 +68,8 @@ class BlockMover:
         self._offers.put((order, data))
 
     def fetch(self, order: FetchBlocks, count: int) -> None:
-        self._fetches.put((order, count))
+        self._num_urgent += not order.is_unhurried
+        self._fetches.put((order, count, time.monotonic()))
 
     def release(self, data: Bytes) -> None:
         """What has arrived is written, and its memory may be used again."""
@@ -94,7 +100,9 @@ class BlockMover:
     def _bring_all(self) -> None:
         try:
             while (work := self._fetches.get()) is not None:
-                self._bring(*work)
+                order, count, since = work
+                self._num_begun += not order.is_unhurried
+                self._bring(order, count, since)
         finally:
             self._inward.close()
 
@@ -122,9 +130,10 @@ class BlockMover:
             reason = self._failed(order, error)
         return BlocksMoved(order.epoch, order.move_id, num_equal, reason=reason)
 
-    def _bring(self, order: FetchBlocks, count: int) -> None:
-        """What comes is written to the pool while more of it comes."""
-        size, done, reason, begun = self._blocks.block_bytes, 0, "", time.monotonic()
+    def _bring(self, order: FetchBlocks, count: int, asked: float) -> None:
+        """What comes is written to the pool while more of it comes.  `asked`: when the order came."""
+        size, done, reason, rested = self._blocks.block_bytes, 0, "", 0.0
+        begun = since = time.monotonic()
         nothing: Bytes = np.empty((0, size), np.uint8)
         piece = nothing
 
@@ -137,7 +146,7 @@ class BlockMover:
             return begun + patience(order, num_blocks, count)
 
         def arrive(data: Bytes, *, is_last: bool) -> None:
-            num_bytes, seconds = (done + len(data)) * size, time.monotonic() - begun
+            num_bytes, seconds = (done + len(data)) * size, time.monotonic() - begun - rested
             self._arrived(Arrived(order, done, data, is_last, num_bytes, seconds, reason))
 
         source = order.address, order.secret, self._blocks.space
@@ -145,6 +154,11 @@ class BlockMover:
             for found in self._inward.get_groups(*source, order.names[:count], size, places, deadline):
                 arrive(piece[:found], is_last=done + found == count)
                 done += found
+                now = time.monotonic()
+                if done < count and self._may_rest(order, now - asked):
+                    time.sleep(min(RESTS * (now - since), LONGEST_REST))
+                    rested += time.monotonic() - now
+                since = time.monotonic()
             reason = MISSING
         except TimeoutError:
             reason = SLOW
@@ -152,6 +166,11 @@ class BlockMover:
             reason = self._failed(order, error)
         if done < count:
             arrive(nothing, is_last=True)
+
+    def _may_rest(self, order: FetchBlocks, seconds: float) -> bool:
+        """Between groups, so long after the order came.  Copies in one go would slow down the next step or two of all
+        streams, here and where the blocks come from."""
+        return order.is_unhurried and seconds < REST_WITHIN and self._num_urgent == self._num_begun
 
     def _staging(self, count: int) -> Bytes:
         """Room for so many blocks of one group.  Memory that was used before is there already: the kernel gives new

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from services.scheduler.lifecycle.handovers import MAX_AT_ONCE, MAX_AWAITED, Arrival
+from services.scheduler.lifecycle.handovers import MAX_AT_ONCE, MAX_AWAITED, Arrival, Handover
 from services.scheduler.state.policy import Policy
 from shared.messages import (
     AddRequest,
+    FetchBlocks,
     Leaving,
     MayLeave,
     RequestHeader,
@@ -58,6 +59,14 @@ def step(found: MovingWorld) -> None:
         while found.work(name) or found.hear(name):
             pass
     found.let_leave()
+
+
+def fetches(found: MovingWorld, name: str) -> list[FetchBlocks]:
+    """Those on their way to a worker; there are some."""
+    orders = [move.order for move in found.scheduler.replicas[name].moves.open.values()]
+    wanted = [order for order in orders if isinstance(order, FetchBlocks)]
+    assert wanted, "nothing is fetched"
+    return wanted
 
 
 def scheduled(found: MovingWorld, epoch: int) -> int:
@@ -204,6 +213,7 @@ def test_no_step_is_sent_ahead_where_streams_go_over() -> None:
     assert (num_ahead("w0"), num_ahead("w1")) == (2, 2)
     w.leave("w0")
     w.plan("w0")
+    assert all(order.is_unhurried for order in fetches(w, "w1")), "a stream goes on meanwhile"
     assert num_ahead("w1") == 1, "it would be one more for which they wait"
     assert num_ahead("w0") == 2, "its tokens come while the other worker ends its step"
     for _ in range(40):
@@ -211,6 +221,23 @@ def test_no_step_is_sent_ahead_where_streams_go_over() -> None:
     assert list(w.workers) == ["w1"] and num_ahead("w1") == 2
     w.settle()
     w.assert_outputs("r", "s")
+
+
+@pytest.mark.parametrize(("tail", "is_near"), [(None, True), (9, False), (12, False), (13, True), (20, True)])
+def test_steps_are_sent_ahead_while_the_block_of_one_that_goes_over_is_far_from_full(
+    tail: int | None, is_near: bool
+) -> None:
+    """None: its blocks are on their way."""
+    w = world(WorkerRole.BOTH)
+    w.add("r", PROMPT, max_tokens=60)
+    w.join("w1", capacity(block_size=16, block_space=SPACES[16]))
+    w.leave("w0")
+    (sequence,) = (request := w.scheduler.requests["r"]).sequences
+    handovers, replicas = w.scheduler.handovers, w.scheduler.replicas
+    handovers._open[request] = Handover("w0", "w1", tails={} if tail is None else {sequence: tail})
+    assert handovers.awaits_result(replicas["w1"]) is is_near and not handovers.awaits_result(replicas["w0"])
+    w.settle()
+    w.assert_outputs("r")
 
 
 def test_a_worker_without_room_for_what_comes_goes_on_at_its_own_speed() -> None:
@@ -297,11 +324,13 @@ def test_the_rest_of_a_prompt_is_fetched_too_where_its_first_part_is_still_on_it
             pass
         moves.computed(64, 1e-6)
         w.scheduler.moves.stores.measured("w0", 1 << 20, 1.0, w.now)
-    assert moves.open, "its first part has come already"
+    assert not any(order.is_unhurried for order in fetches(w, "w1")), "a client waits for it"
     while w.scheduler.requests:
         step(w)
     w.assert_outputs("r")
-    assert scheduled(w, 2) == len(PROMPT) % SIZE + 3, "what is behind its full blocks, and a token for each but the last"
+    assert scheduled(w, 2) == len(PROMPT) % SIZE + 3, (
+        "what is behind its full blocks, and a token for each but the last"
+    )
 
 
 def test_a_prompt_that_another_has_brought_goes_on_elsewhere_without_being_computed() -> None:
