@@ -30,6 +30,7 @@ class AdapterBank:
         self.max_rank = max_rank
         self._model = model
         self._read = read
+        self.hold_elsewhere: Callable[[int, LoraAdapter], None] = lambda place, adapter: None  # other ranks; may raise
         self._places: dict[str, int] = {}
         self._heads: set[str] = set()  # digests of those that change the head
         self.lock = threading.Lock()  # held while a step is computed, in which nothing may be dropped
@@ -52,20 +53,29 @@ class AdapterBank:
     def load(self, directory: Path, digest: str = "") -> str:
         """Hold what a directory has; returns its digest.  Raises ModelError where it cannot be served, or has another
         digest than the one that is wanted."""
-        adapter = self._read(directory, self.max_rank)
-        if digest not in ("", adapter.digest):
-            raise ModelError(f"{directory} has another content than when it was loaded first")
+        adapter = self._read_as(directory, digest)
         if adapter.digest in self._places:
             return adapter.digest
         taken = set(self._places.values())
         place = next((one for one in range(self.count) if one not in taken), None)
         if place is None:
             raise ModelError(f"max_cpu_loras: {self.count} adapters are held already")
+        self.hold_elsewhere(place, adapter)
         self._model.hold_adapter(place, adapter)
         if adapter.head is not None:
             self._heads.add(adapter.digest)
         self._places[adapter.digest] = place
         return adapter.digest
+
+    def put(self, place: int, directory: Path, digest: str) -> None:
+        """Of a rank that does not lead: hold it at the leader's place.  Raises ModelError as `load`."""
+        self._model.hold_adapter(place, self._read_as(directory, digest))
+
+    def _read_as(self, directory: Path, digest: str) -> LoraAdapter:
+        adapter = self._read(directory, self.max_rank)
+        if digest not in ("", adapter.digest):
+            raise ModelError(f"{directory} has another content than when it was loaded first")
+        return adapter
 
     def keep(self, digests: set[str]) -> None:
         """Drop all others, when the step that is computed has ended."""

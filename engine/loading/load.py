@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.description.names import Part, TensorMap
+from engine.description.ranks import cut_tensors
 from engine.description.reading import read_config
 from engine.description.spec import ModelSpec
 from engine.execution.adapters import AdapterBank
@@ -33,7 +34,7 @@ from engine.loading.graphs import GraphedDecoder, Size
 from engine.loading.memory import MemoryPlan, block_bytes, cpu_budget, gpu_budget, plan_memory
 from engine.loading.profile import peak_activation
 from engine.loading.ranks import Ranks, join
-from engine.loading.reading import KeptPart, read_model
+from engine.loading.reading import KeptPart, place_of, read_model
 from engine.loading.stages import StageRanks, join_ranked_stages, join_stages
 from engine.loading.torch_ranks import join_torch
 from engine.loading.vocabulary import GrammarVocabulary
@@ -41,6 +42,7 @@ from engine.lora.adapter import Take, read_adapter
 from engine.modeling.kv_pool import KVPool
 from engine.modeling.model import HoldsAdapters, KeepsStates, Model
 from engine.modeling.pool_backing import IdleTime
+from engine.modeling.ranks.ranks import RankDecoder
 from engine.modeling.ranks.torch_ranks import TorchRankDecoder
 from engine.sampling.sampler import Sampler
 from engine.weights.digest import DigestMemory, user_memory
@@ -172,7 +174,14 @@ def load_model(
             model, plan = join(ranks, settings, backend, spec, read.part, plan, read.fingerprint)
     log.info("memory_planned", num_blocks=plan.num_blocks, num_tokens=plan.num_tokens, summary=str(plan))
     take = partial(_take, settings.engine.load_format, read.directory, spec)
-    adapters = None if digests is None else make_bank(settings.adapters, model, read.source.tensors, take)
+    tensors, adapters = read.source.tensors, None
+    own = None if isinstance(ranks, StageRanks) or settings.engine.has_stages else ranks
+    if own is not None and isinstance(model, RankDecoder):
+        tensors = cut_tensors(spec, tensors, place_of(settings.engine, own))
+    if digests is not None and own is ranks:
+        adapters = make_bank(settings.adapters, model, spec, tensors, take)
+    if adapters is not None and own is not None:
+        own.serve(adapters)
     found = assemble(settings, model, backend, plan, read.fingerprint, adapters, read.head)
     return msgspec.structs.replace(found, classifier=read.classifier)
 
@@ -182,14 +191,15 @@ def _take(load_format: str, directory: Path, spec: ModelSpec, part: Part) -> Ten
 
 
 def make_bank(
-    settings: AdapterSettings, model: Model, tensors: TensorMap, take: Take | None = None
+    settings: AdapterSettings, model: Model, spec: ModelSpec, tensors: TensorMap, take: Take | None = None
 ) -> AdapterBank | None:
-    """None where no adapters are served.  `take` reads one of the base model's tensors."""
+    """None where no adapters are served.  `spec`: of the whole model; `tensors`: those of which the model has
+    something.  `take` reads one of the base model's tensors."""
     if not settings.max_loras or not isinstance(model, HoldsAdapters):
         return None
     return AdapterBank(
         model,
-        lambda directory, rank: read_adapter(directory, model.spec, tensors, max_rank=rank, take=take),
+        lambda directory, rank: read_adapter(directory, spec, tensors, max_rank=rank, take=take),
         count=settings.num_held,
         max_rank=settings.max_lora_rank,
     )

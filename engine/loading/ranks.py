@@ -14,6 +14,7 @@ import hashlib
 import mmap
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -21,9 +22,11 @@ import structlog
 
 from engine.description.ranks import Place, cut_spec
 from engine.description.spec import ModelSpec
+from engine.execution.adapters import AdapterBank
 from engine.loading.backend import Backend, usable_cores
 from engine.loading.memory import MemoryPlan
 from engine.loading.profile import most_positions
+from engine.loading.rank_adapters import AdapterHeld, AdapterOrders, HoldAdapter
 from engine.modeling.native.decoder import NativeDecoder, build_native, describe_whole
 from engine.modeling.ranks.expert_balancer import PlannedMoves
 from engine.modeling.ranks.ranks import RankDecoder, firsts_of, make_group
@@ -31,7 +34,7 @@ from engine.weights.part_source import RankSource
 from engine.weights.source import WeightSource
 from kernels.cpu.binding import abi
 from shared.config import EngineSettings, Settings
-from shared.errors import ConfigError
+from shared.errors import ConfigError, ModelError
 from shared.messages.fingerprint import Fingerprint
 from shared.ranks.channel import Channel
 
@@ -110,6 +113,9 @@ class Ranks(Protocol):
     def joined(self, model: RankModel) -> None:
         """The rank's model is there."""
 
+    def serve(self, adapters: AdapterBank) -> None:
+        """These are the rank's."""
+
 
 def agree(ready: Sequence[RankReady], num_bytes: int) -> GroupStart:
     """The smallest of what ranks have, the leader's first.
@@ -157,6 +163,7 @@ class LeadingRanks:
         self.links: Sequence[int] = ()
         self.model: RankModel | None = None  # once it has joined
         self.above: Ranks | None = None  # the way to the other stages, where these ranks are one
+        self.adapter_orders = AdapterOrders()
         self._channels = channels
 
     def settle(self, own: RankReady, num_bytes: int) -> GroupStart:
@@ -173,6 +180,10 @@ class LeadingRanks:
     def joined(self, model: RankModel) -> None:
         self.model = model
 
+    def serve(self, adapters: AdapterBank) -> None:
+        self.adapter_orders.channels = self._channels
+        adapters.hold_elsewhere = self.adapter_orders.hold
+
 
 class FollowingRank:
     """The end of a rank that does not lead; `links`: the socket to the leader, where they do not share the memory."""
@@ -186,6 +197,7 @@ class FollowingRank:
         self.links = links
         self.channel = channel
         self.model: RankModel | None = None
+        self._adapters: AdapterBank | None = None
 
     def settle(self, own: RankReady, num_bytes: int) -> GroupStart:
         self.channel.send(own)
@@ -196,6 +208,23 @@ class FollowingRank:
 
     def joined(self, model: RankModel) -> None:
         self.model = model
+
+    def serve(self, adapters: AdapterBank) -> None:
+        self._adapters = adapters
+
+    def hold(self, order: HoldAdapter) -> AdapterHeld:
+        """Read this rank's part of an adapter; a file or path that cannot be served is the order's error alone."""
+        error = ""
+        try:
+            if self._adapters is None:
+                raise ModelError("no adapters are served here: max_loras is 0")
+            self._adapters.put(order.place, Path(order.path), order.digest)
+        except ModelError as refusal:
+            error = str(refusal)
+        except Exception as failure:
+            log.exception("adapter_failed", path=order.path, reason=repr(failure))
+            error = f"the adapter cannot be read: {failure!r}"
+        return AdapterHeld(order.number, self.number, error)
 
 
 def build_part(

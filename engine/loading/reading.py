@@ -8,7 +8,7 @@ from pathlib import Path
 import structlog
 import torch
 
-from engine.description.ranks import why_not_in_torch
+from engine.description.ranks import Place, why_not_in_torch
 from engine.description.reading import read_config
 from engine.description.spec import ModelSpec
 from engine.description.stages import why_not_divided
@@ -29,7 +29,7 @@ from engine.modeling.torch_decoder.assembly import build_decoder
 from engine.modeling.torch_decoder.decoder import Decoder
 from engine.weights.digest import DigestMemory
 from engine.weights.source import Progress, WeightSource, has_codes, open_weights
-from shared.config import SchedulingSettings, Settings
+from shared.config import EngineSettings, SchedulingSettings, Settings
 from shared.errors import ConfigError
 from shared.messages.fingerprint import Fingerprint
 from shared.text.model_source import resolve_model_dir
@@ -101,6 +101,10 @@ def check_ranks(settings: Settings, spec: ModelSpec) -> None:
         raise ConfigError(why)
 
 
+def place_of(engine: EngineSettings, ranks: Ranks) -> Place:
+    return replace(ranks.place, whole_experts=engine.enable_expert_parallel, redundant=engine.num_redundant_experts)
+
+
 def _build_part(
     settings: Settings,
     ranks: Ranks | StageRanks,
@@ -113,7 +117,7 @@ def _build_part(
     reads_all = watched is not None and watched.is_reading
     own = ranks.ranks if isinstance(ranks, StageRanks) else ranks
     engine = settings.engine
-    place = replace(own.place, whole_experts=engine.enable_expert_parallel, redundant=engine.num_redundant_experts)
+    place = place_of(engine, own)
     if engine.has_torch_ranks:
         return build_torch_part(
             engine, own.place, backend, spec, source, max_positions=max_model_len, reads_all=reads_all

@@ -35,6 +35,7 @@ class LoraAdapter:
     digest: str  # of the files' content
     max_rank: int
     dtype: torch.dtype  # float32, or bfloat16 where all its tensors are
+    directory: Path
     layers: tuple[Slots, ...] = field(repr=False)
     embedding: LoraPart | None = field(default=None, repr=False)  # A [rank, vocab_size], B [hidden_size, rank]
     head: LoraPart | None = field(default=None, repr=False)
@@ -56,7 +57,9 @@ def read_adapter(
 ) -> LoraAdapter:
     """Raises ModelError naming the file and the key, tensor or shape that is at fault.
 
-    `take` reads the base model's embedding or head where the adapter's file has a copy of it, which must be the same.
+    `tensors`: the base model's, or a rank's parts of them, of which the adapter's are then too: output features are
+    cut, and input features whole, but for an embedding, whose tokens are cut.  `take` reads the base model's embedding
+    or head where the adapter's file has a copy of it, which must be the same.
     """
     content = read_content(directory)
     config, stored = content.config, content.tensors
@@ -66,7 +69,7 @@ def read_adapter(
     layers = reader.layers(spec, tensors)
     embedding, head = reader.ends(tensors)
     _check_copies(copies, tensors, take)
-    found = LoraAdapter(content.digest, 0, dtype, layers, embedding, head)
+    found = LoraAdapter(content.digest, 0, dtype, directory, layers, embedding, head)
     return replace(found, max_rank=max(part.rank for part in found.parts))
 
 
@@ -76,7 +79,7 @@ def _check_copies(copies: Mapping[str, Tensor], tensors: TensorMap, take: Take |
     known.setdefault(tensors.table.head, tensors.embedding)
     for name, tensor in copies.items():
         part = known.get(_end_in(name.removesuffix(_BASE), set(known)))
-        own = None if part is None or take is None else take(part)
+        own = None if part is None or take is None else take(replace(part, cut=None))
         if own is None or own.shape != tensor.shape or not torch.equal(own.to(tensor), tensor):
             raise ModelError(f"{WEIGHTS_NAME}: {name} is not the base model's own")
 
@@ -107,7 +110,8 @@ class _Reader:
         """What is added to the embedding, and to the head: to one that is tied its own or nothing, as it is to PEFT,
         or, if the configuration ties what is added too, the embedding's."""
         embedding, head = self._end(_module(tensors.embedding)), self._end(_head_name(tensors))
-        vocab_size, hidden_size = tensors.embedding.wanted
+        vocab_size, hidden_size = replace(tensors.embedding, cut=None).wanted
+        own = tensors.embedding.cut or slice(None)  # tokens of this rank
         first = None if embedding is None else self._add(embedding, hidden_size, vocab_size, _EMBEDDING)
         last = None if head is None else self._add(head, vocab_size, hidden_size, _LINEAR)
         for name, found in ((_module(tensors.embedding), first), (_head_name(tensors), last)):
@@ -118,6 +122,11 @@ class _Reader:
             assert first.down is not None
             assert first.up is not None
             last = LoraPart(vocab_size, first.up.t().contiguous(), first.down.t().contiguous(), first.scale)
+        if first is not None and first.down is not None:
+            first = replace(first, down=first.down[:, own].contiguous())
+        if last is not None and last.up is not None:
+            up = last.up[own].contiguous()
+            last = replace(last, out_features=len(up), up=up)
         return first, last
 
     def _end(self, name: str) -> str | None:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import structlog
 
-from shared.errors import ModelError
+from shared.errors import FatalError, ModelError
 from shared.messages import Adapter, AdapterFailure, AdaptersHeld, HoldAdapters
 
 log = structlog.get_logger()
@@ -51,6 +51,8 @@ class AdapterLoading:
         for adapter in order.adapters:
             try:
                 held.append(self._hold(adapter))
+            except FatalError:  # of the group of ranks, not of the adapter
+                raise
             except ModelError as error:
                 log.error("adapter_failed", adapter=adapter.name, path=adapter.path, reason=str(error))
                 failures.append(AdapterFailure(adapter, str(error)))

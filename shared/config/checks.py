@@ -138,8 +138,9 @@ def _check_ranks(settings: Settings) -> None:
                 raise ConfigError(f"{name} needs native kernels on a CPU, but {field} is {given!r}")
     elif engine.has_torch_ranks:
         _check_torch_ranks(engine)
-    if settings.adapters.modules():
-        raise ConfigError(f"lora_modules must be empty where {name} is above 1: a group of ranks has none")
+    if settings.adapters.modules() and (engine.has_stages or engine.has_torch_ranks):
+        kind = "ranks that compute with torch have" if engine.has_torch_ranks else "a pipeline of stages has"
+        raise ConfigError(f"lora_modules must be empty where {name} is above 1: {kind} no adapters")
     if settings.speculation.has_head:
         draft = settings.speculation.draft
         raise ConfigError(f"draft is {draft!r}, but a group of ranks ({name} above 1) has no draft head")

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from engine.description.ranks import PANEL, Place, first_heads
 from engine.description.spec import AttentionSpec, LayerSpec, ModelSpec
+from engine.lora.adapter import LoraAdapter
 from engine.modeling.batch import Ints, StepBatch
 from engine.modeling.kv_pool import KVPool, Sliding
 from engine.modeling.native.decoder import NativeDecoder, RankFirsts
@@ -142,6 +143,16 @@ class RankDecoder:
         mixtures = (one for _, one in self._decoder.whole_experts)
         return [balance(one.loads.tolist(), held_by(one, self._group.ranks)) for one in mixtures]
 
+    def reserve_adapters(self, count: int, max_rank: int) -> None:
+        self._decoder.reserve_adapters(count, max_rank)
+
+    def hold_adapter(self, place: int, adapter: LoraAdapter) -> None:
+        """This rank's part; all ranks have to hold theirs before a step names the place."""
+        self._decoder.hold_adapter(place, adapter)
+
+    def drop_adapter(self, place: int) -> None:
+        self._decoder.drop_adapter(place)
+
     def forward(self, batch: StepBatch) -> Tensor:
         self._balance()
         hidden = self._decoder.forward(batch)
@@ -161,22 +172,24 @@ class RankDecoder:
     def logits(
         self,
         hidden: Tensor,  # [n, hidden_size]
-        adapters: Ints | None = None,  # none are served
+        adapters: Ints | None = None,  # [n] places of held ones, or -1
     ) -> Tensor:  # [n, vocab_size] float32
         most = self._group.max_rows
         if len(hidden) <= most:
-            found = self._decoder.logits(hidden)
+            found = self._decoder.logits(hidden, adapters)
         else:
-            found = torch.cat([self._decoder.logits(piece).clone() for piece in torch.split(hidden, most)])
+            pieces = _pieces(hidden, adapters, most)
+            found = torch.cat([self._decoder.logits(piece, some).clone() for piece, some in pieces])
         self._check()
         return found
 
     def greedy(
         self,
         hidden: Tensor,  # [n, hidden_size]
-        adapters: Ints | None = None,  # none are served
+        adapters: Ints | None = None,  # [n] places of held ones, or -1
     ) -> Tensor:  # [n] int64
-        found = torch.cat([self._decoder.greedy(piece) for piece in torch.split(hidden, self._group.max_rows)])
+        pieces = _pieces(hidden, adapters, self._group.max_rows)
+        found = torch.cat([self._decoder.greedy(piece, some) for piece, some in pieces])
         self._check()
         return found
 
@@ -208,3 +221,9 @@ class RankDecoder:
     def _check(self) -> None:
         if why := self._native.why_ended(self._group):
             raise FatalError(f"the group of ranks has ended: {why}")
+
+
+def _pieces(hidden: Tensor, adapters: Ints | None, most: int) -> Iterator[tuple[Tensor, Ints | None]]:
+    """At most so many rows at a time."""
+    for first in range(0, max(1, len(hidden)), most):
+        yield hidden[first : first + most], None if adapters is None else adapters[first : first + most]

@@ -323,8 +323,8 @@ void pg_call(int32_t *called);
 void pg_draft(const PgHead *head, const PgStep *step, const PgDrafting *asked, int64_t *drafts);
 
 // Groups.  Rank 0 calls what is above as if it were alone; the others compute their parts of it in pg_follow, which returns
-// why the group has ended.  Once it has, results mean nothing: a caller looks at the state after each call.  Groups know
-// neither adapters nor pg_extend.
+// why the group has ended.  Once it has, results mean nothing: a caller looks at the state after each call.  Groups do not
+// know pg_extend; each rank's adapters have what is added to its own output features.
 // Of what stands between experts' linears, and of what whole experts give, by the dimensions alone.
 int64_t pg_expert_bytes(const PgModel *model);
 int64_t pg_slot_bytes(const PgModel *model);

@@ -2,7 +2,7 @@
 
 scripts/chaos [--faults 60] [--seed 1] [--draft ngram] [--check]
 scripts/chaos --busy 1                 beside a process that takes a core
-scripts/chaos --ranks 2                with workers of two ranks each, which are killed and frozen too; without adapters
+scripts/chaos --ranks 2                with workers of two ranks each, which are killed and frozen too
 scripts/chaos --stages 2               the same with pipelines of two stages
 scripts/chaos --stores 2 --prefill 1   with stores and a worker for prompts, so that blocks of the KV cache move
 scripts/chaos --compose --draft on     the same on containers, with networks that are cut; builds the images first
@@ -123,7 +123,7 @@ async def perform(directory: Path, order: ChaosOrder, draft: str = "off", shape:
     wanted["worker"] += shape.prefill
     counts = {service: count for service, count in wanted.items() if count}
     async with deployed(settings, counts, directory / "logs", shape.prefill) as deployment:
-        own = ADAPTERS if processes == 1 else ()
+        own = ADAPTERS if shape.stages == 1 else ()  # a pipeline has none
         result = await act(deployment, msgspec.structs.replace(order, adapters=own))
         result.num_fetched_tokens = deployment.num_fetched_tokens
     lines = "".join(path.read_text(encoding="utf-8") for path in (directory / "logs").glob("scheduler*"))
@@ -271,8 +271,8 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=240)
     parser.add_argument("--draft", default="off", help="off, ngram or a directory (on containers: on)")
     parser.add_argument("--compose", action="store_true", help="on containers")
-    parser.add_argument("--ranks", type=int, default=1, help="of each worker; one of each kind less then, adapters")
-    parser.add_argument("--stages", type=int, default=1, help="of each worker, as --ranks")
+    parser.add_argument("--ranks", type=int, default=1, help="of each worker")
+    parser.add_argument("--stages", type=int, default=1, help="of each worker; one kind of clients less then, adapters")
     parser.add_argument("--stores", type=int, default=0, help="processes that keep blocks, harmed too")
     parser.add_argument("--prefill", type=int, default=0, help="workers for prompts, beside two for the rest")
     parser.add_argument("--busy", type=int, default=0, help="beside so many processes that take a core each")

@@ -20,15 +20,18 @@ import structlog
 
 from engine.description.ranks import Place
 from engine.loading.load import load_runner
+from engine.loading.rank_adapters import HoldAdapter
 from engine.loading.ranks import FollowingRank, RankReady
 from engine.loading.reading import KeptPart
 from engine.loading.stages import StageRanks
 from kernels.cpu.binding import abi
 from kernels.cpu.binding.ranks import why_ended
+from services.worker.adapters import NICENESS
 from services.worker.groups.group_sockets import close_all, wait_for_group
 from shared.config import load_settings
 from shared.errors import FatalError, PageantError
 from shared.processes.exit_status import EXIT_CONFIG, EXIT_FATAL, leave
+from shared.processes.idle_time import give_way
 from shared.processes.logging import setup_logging
 from shared.ranks.channel import Channel
 
@@ -60,7 +63,7 @@ def follow(
         return EXIT_FATAL if isinstance(error, FatalError) else EXIT_CONFIG
     assert ranks.model is not None
     end = ranks.model.end if stays else lambda _: os._exit(EXIT_FATAL)
-    threading.Thread(target=_end_with_leader, args=(ranks.channel, patience, end), name="leader", daemon=True).start()
+    threading.Thread(target=_hear_leader, args=(ranks, patience, end), name="leader", daemon=True).start()
     log.info("rank_ready", rank=ranks.number, ranks=ranks.place.ranks)
     on_ready()
     try:
@@ -72,10 +75,22 @@ def follow(
     return ANOTHER_GROUP if stays and reason in map(why_ended, GOES_ON) else 0
 
 
-def _end_with_leader(channel: Channel, patience: float, end: Callable[[int], None]) -> None:
-    error = channel.watch(patience)
-    log.info("rank_ends", reason=str(error))
-    end(abi.RANK_DIED)
+def _hear_leader(ranks: FollowingRank, patience: float, end: Callable[[int], None]) -> None:
+    """Until it ends, and then this rank does; what it orders beside steps another thread does."""
+    try:
+        while True:
+            order = ranks.channel.receive(HoldAdapter, patience=patience)
+            threading.Thread(target=_hold_adapter, args=(ranks, order), name="adapters", daemon=True).start()
+    except FatalError as error:
+        log.info("rank_ends", reason=str(error))
+        end(abi.RANK_DIED)
+
+
+def _hold_adapter(ranks: FollowingRank, order: HoldAdapter) -> None:
+    give_way(NICENESS)
+    answer = ranks.hold(order)
+    with contextlib.suppress(FatalError):  # the leader has ended
+        ranks.channel.send(answer)
 
 
 def main() -> int:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from engine.description.ranks import Place
+from engine.loading.rank_adapters import AdapterHeld
 from engine.loading.ranks import GroupStart, LeadingRanks, RankModel, RankReady
 from engine.loading.stages import StageRanks
 from kernels.cpu.binding import abi
@@ -53,6 +54,7 @@ class WatchedRanks(LeadingRanks, ABC):
         if self._leaving:
             return
         self.failure = self.failure or why
+        self.adapter_orders.end()
         if self.model is not None:
             self.model.end(reason)
         self._on_failure()
@@ -71,16 +73,19 @@ class WatchedRanks(LeadingRanks, ABC):
             one.close()
 
     def _hang_up(self) -> None:
+        self.adapter_orders.end()
         for channel in self._channels:
             channel.close()
 
     def _listen(self, channel: Channel) -> None:
-        error = channel.watch(SILENCE)
-        if isinstance(error, SilentRankError):
+        try:
+            while True:
+                self.adapter_orders.answered(channel.receive(AdapterHeld, patience=SILENCE))
+        except SilentRankError as error:
             log.error("rank_silent", rank=channel.name, reason=str(error))
             self.on_silence(channel)
             self.fail(str(error), abi.RANK_SILENT)
-        else:
+        except FatalError as error:
             self.on_end(channel, error)
 
     @property

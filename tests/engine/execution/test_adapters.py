@@ -39,7 +39,7 @@ def read(directory: Path, max_rank: int) -> LoraAdapter:
     """Its digest is the name; what is named head changes the head."""
     assert max_rank == RANK
     part = LoraPart(1) if directory.name.startswith("head") else None
-    return LoraAdapter(directory.name, 1, torch.float32, (), head=part)
+    return LoraAdapter(directory.name, 1, torch.float32, directory, (), head=part)
 
 
 @pytest.fixture

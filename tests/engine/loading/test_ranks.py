@@ -141,8 +141,14 @@ def test_one_process_has_no_experts_to_divide() -> None:
     [
         ({"kernels": "torch", "pipeline_parallel_size": 2}, "needs native kernels on a CPU, but kernels is 'torch'"),
         ({"device": "cuda", "pipeline_parallel_size": 2}, "needs native kernels on a CPU, but device is 'cuda'"),
-        ({"lora_modules": "a=/a"}, "lora_modules"),
-        ({"lora_modules": "a=/a", "kernels": "torch"}, "lora_modules"),
+        (
+            {"lora_modules": "a=/a", "pipeline_parallel_size": 2},
+            "lora_modules .* a pipeline .* has no adapters",
+        ),
+        (
+            {"lora_modules": "a=/a", "kernels": "torch"},
+            "lora_modules .* with torch have no adapters",
+        ),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size"),
         ({"tensor_parallel_reduce": True}, "^tensor_parallel_reduce needs ranks that compute with torch"),
         ({"enable_dbo": True}, "^enable_dbo needs ranks that compute with torch"),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, ClassVar
 
 from engine.execution.runner import ModelRunner
@@ -12,10 +12,17 @@ from services.scheduler.state.policy import Policy
 from services.worker.plans.pipelined import PipelinedComputation
 from shared.config import Settings
 from shared.messages import StepResult
-from tests.engine.ranks import ranked
+from tests.engine.ranks import linked, ranked, ranked_stages, staged
 from tests.integration.engine import STEP_SECONDS, Engine
 
 Grouped = Callable[..., AbstractContextManager[tuple[ModelRunner, Any]]]  # (settings, processes, has_windows)
+
+
+@contextmanager
+def over_tcp(settings: Settings, ranks: int, has_windows: bool = True) -> Iterator[tuple[ModelRunner, Any]]:
+    """Ranks that share no memory, as if of several hosts."""
+    with linked(settings, ranks, has_windows) as (runner, group, _):
+        yield runner, group
 
 
 class GroupedEngine(Engine):
@@ -62,7 +69,7 @@ class GroupedEngine(Engine):
     def _load(self, name: str, settings: Settings, has_windows: bool) -> ModelRunner:
         self._groups[name] = stack = ExitStack()
         runner, _ = stack.enter_context(self._grouped(settings, self._processes, has_windows))
-        if self._grouped is not ranked:
+        if self._grouped in (staged, ranked_stages):
             self._steps[name] = PipelinedComputation(runner, self._processes)
         return runner
 

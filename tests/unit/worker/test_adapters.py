@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.worker.adapters import AdapterLoading
-from shared.errors import ModelError
+from shared.errors import FatalError, ModelError
 from shared.messages import Adapter, HoldAdapters
 
 
@@ -20,6 +20,7 @@ class Bank:
     def load(self, directory: Path, digest: str = "") -> str:
         errors: dict[str, Exception] = {
             "model": ModelError("r: no rank"),
+            "group": FatalError("the group of ranks has ended"),
             "value": ValueError("embedded null byte"),
             "memory": MemoryError(),
             "runtime": RuntimeError("not enough memory"),
@@ -43,3 +44,11 @@ def test_a_load_fails_alone(kind: str) -> None:
     assert failure.adapter.name == "bad"
     assert failure.reason
     assert loading.is_idle
+
+
+def test_the_end_of_a_group_is_no_adapters_fault() -> None:
+    """Its streams go on with the next group, which loads it again."""
+    loading = AdapterLoading(Bank())
+    loading.apply(HoldAdapters(1, 1, [Adapter("a", path="/loras/group")]))
+    with pytest.raises(FatalError):
+        loading.turn()

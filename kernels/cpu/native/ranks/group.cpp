@@ -14,6 +14,7 @@
 namespace {
 
 constexpr int64_t PAGE = AREAS_BEGIN / 2;
+constexpr int64_t NO_ADAPTER = -1;
 constexpr int LOOK_EVERY = 64;  // rounds of waiting, between looks at whether the group has ended
 
 // What ranks sleep at; a futex of several processes.
@@ -86,7 +87,7 @@ void digest_order(const PgModel &m) {
         static thread_local std::vector<int64_t> pools;
         list_pools(m, pools);
         int64_t tokens = 0;
-        for (int64_t column = 0; column < 3; column++)
+        for (int64_t column = 0; column < 4; column++)
             digest = mixed_in(digest, a.columns + column * g.max_seqs, s.count);
         for (int64_t i = 0; i < s.count; i++) {
             tokens += a.columns[g.max_seqs + i];
@@ -94,6 +95,8 @@ void digest_order(const PgModel &m) {
                 digest = mixed_in(digest, a.tables + i * g.table_columns + pool, blocks_of(m, a, g.max_seqs, i));
         }
         digest = mixed_in(digest, a.tokens, tokens);
+    } else if (s.kind == ORDER_LOGITS || s.kind == ORDER_GREEDY) {
+        digest = mixed_in(digest, a.adapters, s.count);
     } else if (s.kind == ORDER_COPY) {
         digest = mixed_in(digest, a.tokens, 2 * s.count);
     } else if (s.kind == ORDER_MOVE) {
@@ -112,6 +115,11 @@ class OrderWriter {
     void put(void *to, const void *from, int64_t bytes) {
         memcpy(to, from, bytes);
         if (linked_) written.add(to, 1, 0, bytes);
+    }
+    // NULL: no row has an adapter.
+    void put_adapters(int64_t *to, const int64_t *adapters, int64_t count) {
+        for (int64_t i = 0; i < count; i++) to[i] = adapters ? adapters[i] : NO_ADAPTER;
+        if (linked_) written.add(to, 1, 0, count * 8);
     }
 
   private:
@@ -182,6 +190,7 @@ void follow_forward(const PgModel &m, int64_t kind, int64_t num_seqs) {
     PgStep step{};
     step.num_seqs = num_seqs, step.rows = rows.data();
     step.computed = a.columns, step.scheduled = a.columns + g.max_seqs, step.wanted = a.columns + 2 * g.max_seqs;
+    if (m.adapters) step.adapters = a.columns + 3 * g.max_seqs;
     step.listed = a.tokens, step.tables = a.tables, step.tables_stride = g.table_columns;
     if (kind == ORDER_LAYERS) step.inputs = a.residual;
     pg_forward(&m, &step, hidden.data());
@@ -206,11 +215,12 @@ GroupAreas areas_of(const PgGroup &g, int64_t hidden) {
     };
     const int64_t row = row_stride(hidden);
     GroupAreas a{};
-    a.columns = (int64_t *)take(3 * g.max_seqs * 8);
+    a.columns = (int64_t *)take(4 * g.max_seqs * 8);
     a.tokens = (int64_t *)take(g.max_tokens * 8);
     a.tables = (int64_t *)take(g.max_seqs * g.table_columns * 8);
     a.best = (RankBest *)take(g.ranks * g.max_rows * (int64_t)sizeof(RankBest));
     a.given = (float *)take(g.max_rows * hidden * 4);
+    a.adapters = (int64_t *)take(g.max_rows * 8);
     a.logits = (float *)take(g.max_rows * g.vocab * 4);
     a.residual = (float *)take(g.max_tokens * row * 4);
     a.kept = (float *)take(g.max_tokens * row * 4);
@@ -273,6 +283,7 @@ bool order_forward(const PgModel &m, const PgStep &step) {
     w.put(a.columns, step.computed, step.num_seqs * 8);
     w.put(a.columns + g.max_seqs, step.scheduled, step.num_seqs * 8);
     w.put(a.columns + 2 * g.max_seqs, step.wanted, step.num_seqs * 8);
+    w.put_adapters(a.columns + 3 * g.max_seqs, step.adapters, step.num_seqs);
     int64_t *next = a.tokens;
     for (int64_t i = 0; i < step.num_seqs; i++) {
         w.put(next, step.tokens + step.rows[i] * step.tokens_stride + step.computed[i], step.scheduled[i] * 8);
@@ -284,10 +295,12 @@ bool order_forward(const PgModel &m, const PgStep &step) {
     return true;
 }
 
-bool order_rows(const PgModel &m, OrderKind kind, const float *hidden, int64_t rows) {
+bool order_rows(const PgModel &m, OrderKind kind, const float *hidden, int64_t rows, const int64_t *adapters) {
     if (!can_order(m, rows <= m.group->max_rows)) return false;
     OrderWriter w(*m.group);
-    w.put(areas_of(*m.group, m.hidden).given, hidden, rows * m.hidden * 4);
+    const GroupAreas a = areas_of(*m.group, m.hidden);
+    w.put(a.given, hidden, rows * m.hidden * 4);
+    w.put_adapters(a.adapters, adapters, rows);
     issue(m, kind, rows, 0, w.written);
     return true;
 }
@@ -329,13 +342,14 @@ extern "C" int32_t pg_follow(const PgModel *model) {
     for (uint32_t done = 0;; done++) {
         if (!next_order(*m.group, done)) return s.ended.load(std::memory_order_acquire);
         digest_order(m);
-        const float *given = areas_of(*m.group, m.hidden).given;
+        const GroupAreas a = areas_of(*m.group, m.hidden);
+        const int64_t *adapters = m.adapters ? a.adapters : nullptr;
         const int64_t kind = s.kind, count = s.count;  // the next order may come as soon as this one's last meeting is over
         if (is_step(kind)) follow_forward(m, kind, count);
-        if (kind == ORDER_LOGITS) pg_logits(model, given, count, nullptr, nullptr);
-        if (kind == ORDER_GREEDY) pg_greedy(model, given, count, nullptr, nullptr);
+        if (kind == ORDER_LOGITS) pg_logits(model, a.given, count, adapters, nullptr);
+        if (kind == ORDER_GREEDY) pg_greedy(model, a.given, count, adapters, nullptr);
         if (kind == ORDER_COPY) agree_and_copy(m);
-        if (kind == ORDER_MOVE) move_experts(m, s.pool, (const PgExpertMove *)areas_of(*m.group, m.hidden).tokens, count);
+        if (kind == ORDER_MOVE) move_experts(m, s.pool, (const PgExpertMove *)a.tokens, count);
     }
 }
 

@@ -38,11 +38,12 @@ struct RankBest {
 
 // The shared memory, in areas.
 struct GroupAreas {
-    int64_t *columns;  // [3, max_seqs]: computed, scheduled, wanted
+    int64_t *columns;  // [4, max_seqs]: computed, scheduled, wanted, the place of an adapter or -1
     int64_t *tokens;   // [max_tokens] of a step, in order; or pairs of blocks that are copied, or moves of experts
     int64_t *tables;   // [max_seqs, table_columns]
     RankBest *best;    // [ranks, max_rows]
     float *given;      // [max_rows, hidden]
+    int64_t *adapters; // [max_rows] of these, or -1
     float *logits;     // [max_rows, vocab]
     float *residual, *kept, *attended, *inner, *joined;  // [max_tokens, their stride]
     float *experts;  // what stands between experts' linears, by slots
@@ -98,7 +99,7 @@ void agree(Member &member, const PgGroup *g);
 
 // What the leader is about to compute.  False: the group has ended, or this is more than its memory holds.
 bool order_forward(const PgModel &m, const PgStep &step);
-bool order_rows(const PgModel &m, OrderKind kind, const float *hidden, int64_t rows);
+bool order_rows(const PgModel &m, OrderKind kind, const float *hidden, int64_t rows, const int64_t *adapters);
 
 // Where each layer's blocks begin in a row of the tables, each such place once.
 void list_pools(const PgModel &m, std::vector<int64_t> &pools);

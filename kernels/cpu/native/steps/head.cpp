@@ -50,7 +50,7 @@ void best_of_ranks(const PgModel &m, int64_t rows, int64_t *ids) {
 
 extern "C" void pg_logits(const PgModel *model, const float *hidden, int64_t m, const int64_t *adapters, float *logits) {
     PgGroup *group = model->group;
-    if (group && leads(*group) && !order_rows(*model, ORDER_LOGITS, hidden, m)) return;
+    if (group && leads(*group) && !order_rows(*model, ORDER_LOGITS, hidden, m, adapters)) return;
     const Activations a = head_input(*model, hidden, m);
     const HeadLora head(*model, adapters, m);
     const int64_t n = model->vocab, own = model->head.n;
@@ -78,7 +78,7 @@ extern "C" void pg_logits(const PgModel *model, const float *hidden, int64_t m, 
 
 extern "C" void pg_greedy(const PgModel *model, const float *hidden, int64_t m, const int64_t *adapters, int64_t *ids) {
     PgGroup *group = model->group;
-    if (group && leads(*group) && !order_rows(*model, ORDER_GREEDY, hidden, m)) return;
+    if (group && leads(*group) && !order_rows(*model, ORDER_GREEDY, hidden, m, adapters)) return;
     const Activations a = head_input(*model, hidden, m);
     const HeadLora head(*model, adapters, m);
     const int64_t n = model->head.n, count = team_size();
