@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from functools import cache
 from typing import Any, Generic, TypeVar
 
@@ -11,6 +10,7 @@ import msgspec
 
 from shared.errors import ProtocolError
 from shared.messages.base import Message
+from shared.messages.schema import described
 
 MAX_MESSAGE_BYTES = 64 << 20
 
@@ -47,5 +47,4 @@ def schema_hash() -> str:
     """A hash over every message of every inbox; instances that disagree refuse each other."""
     from shared.messages.inboxes import INBOXES
 
-    schema = msgspec.json.schema(INBOXES[0]), *(msgspec.json.schema(union) for union in INBOXES[1:])
-    return hashlib.sha256(json.dumps(schema, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(described(INBOXES).encode()).hexdigest()[:16]
