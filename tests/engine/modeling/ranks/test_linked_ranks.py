@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -99,7 +100,8 @@ def test_a_killed_rank_is_noticed_within_half_a_second() -> None:
         while not group.failure:  # says the same, of its own connection
             assert time.monotonic() - begun < PATIENCE
             time.sleep(0.001)
-        assert group.failure == "rank 1 of the group has ended: its connection is closed"
+        # Closed, or reset, where it had not read all that came.
+        assert re.match("rank 1 of the group has ended: .*(closed|reset)", group.failure)
 
 
 def test_a_frozen_rank_is_noticed_while_a_step_waits_for_it() -> None:
