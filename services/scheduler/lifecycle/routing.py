@@ -112,7 +112,7 @@ class Router:
         """Of each candidate's score: what fetching costs less than computing, where that is known."""
         saved = []
         for replica in candidates:
-            moves, rate = replica.moves, replica.moves.tokens_per_second
+            moves, rate = replica.moves, replica.moves.speed.tokens_per_second
             if not moves.space or not rate:
                 saved.append(0.0)
                 continue

@@ -57,7 +57,7 @@ class StepResultProcessor:
         asked = check_result(step, result, replica.capacity.vocab_size)
         replica.in_flight.popleft()
         if replica.moves.space:
-            replica.moves.computed(sum(step.num_scheduled), result.device_time)
+            replica.moves.speed.computed(sum(step.num_scheduled), result.device_time)
         if (speculation := self._drafting.speculations.get(replica)) is not None:
             speculation.record(step, now)
         if result.prompt_logprobs or result.embeddings:

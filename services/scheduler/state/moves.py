@@ -23,6 +23,7 @@ import msgspec
 
 from services.scheduler.blocks.block_pool import BlockPool
 from services.scheduler.blocks.clock import Clock
+from services.scheduler.blocks.computing_speed import ComputingSpeed
 from services.scheduler.blocks.name_times import NameTimes
 from services.scheduler.blocks.stores import StoreIndex
 from services.scheduler.state.open_moves import OpenMove
@@ -39,8 +40,6 @@ LEAST_FETCH_SECONDS, MOST_FETCH_SECONDS = 0.2, 4.0
 REST_SECONDS = 1.0  # that a store is given nothing after an offer failed
 MAX_CHECKED = 64
 MAX_AVOIDED, AVOID_SECONDS = 8192, 10.0  # names, and for how long they are avoided
-MEASURABLE = 64  # tokens of a step from which a worker's speed is taken
-WEIGHT = 0.3  # of the newest such step
 SLOW = "slow"  # a worker's reason, where computing is faster
 AT_FAULT = frozenset({"missing", "corrupt"})  # reasons for which a store is not asked for these names again
 
@@ -63,7 +62,7 @@ class ReplicaMoves:
         movable = bool(capacity.block_space) and not capacity.sliding and not capacity.keeps_states
         self.space = capacity.block_space if movable else b""  # empty: no block moves
         self.open: dict[int, OpenMove] = {}  # by number
-        self.tokens_per_second = 0.0  # that the worker computes of prompts; 0: not known
+        self.speed = ComputingSpeed()
         self.pool = pool
         self._epoch = epoch
         self._capacity = capacity
@@ -80,7 +79,6 @@ class ReplicaMoves:
         self.sources: set[str] = set()  # stores and workers from which blocks have come
         self.takers: set[str] = set()  # stores that were offered blocks
         self._avoided = NameTimes(MAX_AVOIDED)  # what was to come and did not, and until when it is computed instead
-        self.longest_step = 0.0  # seconds, of late
         if movable:
             pool.keep_named()
 
@@ -93,15 +91,6 @@ class ReplicaMoves:
     def deadline(self) -> float | None:
         """When the next open move is over, answered or not."""
         return min((move.deadline for move in self.open.values()), default=None)
-
-    def computed(self, num_tokens: int, seconds: float) -> None:
-        """A step has taken so long."""
-        if seconds <= 0.0:
-            return
-        self.longest_step = max(seconds, self.longest_step * 0.9)
-        if num_tokens >= MEASURABLE:
-            rate, known = num_tokens / seconds, self.tokens_per_second
-            self.tokens_per_second = known + WEIGHT * (rate - known) if known else rate
 
     # -- from stores and other workers
 
@@ -158,13 +147,13 @@ class ReplicaMoves:
         order = msgspec.structs.replace(order, seconds=limit, is_unhurried=is_unhurried)
         usual = min(MOST_FETCH_SECONDS, max(LEAST_FETCH_SECONDS, computing or FETCH_SECONDS))
         patience = MOST_FETCH_SECONDS if at_any_cost else usual
-        move = OpenMove(order, now, now + patience + 2 * self.longest_step, [*found, *blocks])
+        move = OpenMove(order, now, now + patience + 2 * self.speed.longest_step, [*found, *blocks])
         self.open[order.move_id] = move
         self._arriving.update(dict.fromkeys(order.names, order.move_id))
         if (lender := self._peers.get(source)) is None:
             self._unsent.append(order)
         else:
-            move.deadline += 2 * lender.longest_step
+            move.deadline += 2 * lender.speed.longest_step
             move.loan = lender, lender.lend(order.names, move.deadline, partial(self._lent, order.move_id))
         return True
 
@@ -266,7 +255,7 @@ class ReplicaMoves:
 
     def _seconds_to_compute(self, num_blocks: int) -> float:
         """0: not known."""
-        return num_blocks * self._capacity.block_size / self.tokens_per_second if self.tokens_per_second else 0.0
+        return self.speed.seconds_for(num_blocks * self._capacity.block_size)
 
     def give_way(self) -> bool:
         """Give up the fetch that was begun last, for a sequence that lacks blocks; False where there is none."""
@@ -306,7 +295,7 @@ class ReplicaMoves:
         order = OfferBlocks(self._epoch, self._next_id(), num_steps, store, *columns, is_check=is_check)
         if not is_check:
             self.takers.add(store)
-        self.open[order.move_id] = OpenMove(order, now, now + OFFER_SECONDS + 2 * self.longest_step, [])
+        self.open[order.move_id] = OpenMove(order, now, now + OFFER_SECONDS + 2 * self.speed.longest_step, [])
         self._num_offers += 1
         return order
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from services.scheduler.blocks.block_pool import BlockPool
+from services.scheduler.blocks.computing_speed import ComputingSpeed
 
 WEIGHT = 0.3  # of the newest delay
 HALF_LIFE = 30.0  # seconds after which a delay that was measured is taken for half: a slow worker is tried again
@@ -24,7 +25,7 @@ class Lender(Protocol):
     def pool(self) -> BlockPool: ...
 
     @property
-    def longest_step(self) -> float: ...
+    def speed(self) -> ComputingSpeed: ...
 
     def lend(self, names: Sequence[bytes], deadline: float, ready: Callable[[int], None]) -> int: ...
 

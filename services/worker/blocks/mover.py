@@ -100,9 +100,9 @@ class BlockMover:
     def _bring_all(self) -> None:
         try:
             while (work := self._fetches.get()) is not None:
-                order, count, since = work
+                order, count, asked = work
                 self._num_begun += not order.is_unhurried
-                self._bring(order, count, since)
+                self._bring(order, count, asked)
         finally:
             self._inward.close()
 

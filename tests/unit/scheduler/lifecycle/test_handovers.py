@@ -322,7 +322,7 @@ def test_the_rest_of_a_prompt_is_fetched_too_where_its_first_part_is_still_on_it
         w.plan("w0")
         while w.work("w0") or w.hear("w0"):
             pass
-        moves.computed(64, 1e-6)
+        moves.speed.computed(64, 1e-6)
         w.scheduler.moves.stores.measured("w0", 1 << 20, 1.0, w.now)
     assert not any(order.is_unhurried for order in fetches(w, "w1")), "a client waits for it"
     while w.scheduler.requests:
@@ -425,7 +425,7 @@ def test_what_another_worker_has_is_cheaper_than_what_is_to_compute() -> None:
     (has,) = [name for name, replica in w.scheduler.replicas.items() if replica.pool.names]
     (lacks,) = w.workers.keys() - {has}
     moves = w.scheduler.replicas[lacks].moves
-    moves.computed(64, 1.0)
+    moves.speed.computed(64, 1.0)
     w.add("a", PROMPT, max_tokens=2)
     w.scheduler.moves.stores.measured(has, 70 << 20, 0.1, w.now)
     placed = w.scheduler._assignment.router._saved(

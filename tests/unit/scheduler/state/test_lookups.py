@@ -75,7 +75,7 @@ def test_an_answer_that_does_not_come_is_not_waited_for_and_the_store_has_a_rest
 
 def test_waiting_takes_a_small_share_of_computing() -> None:
     place = Place()
-    place.moves.computed(1000, 1.0)  # a block has 8 tokens: eight blocks take 0.064 s
+    place.moves.speed.computed(1000, 1.0)  # a block has 8 tokens: eight blocks take 0.064 s
     assert not place.awaits(NAMES[:8]), "an answer would hardly come in time"
     assert place.awaits(NAMES)
     size = place.moves._capacity.block_size

@@ -79,7 +79,7 @@ def test_what_a_store_did_not_bring_is_not_asked_for_again_for_a_time() -> None:
 
 def test_a_slow_store_is_passed_over_and_tried_again_later() -> None:
     place = Place()
-    place.moves.computed(256, 1.0)
+    place.moves.speed.computed(256, 1.0)
     assert place.moves.awaits(NAMES, [], 1), "its speed is not known"
     place.finish(1, seconds=4.0)
     place.clock.now = 60.0
@@ -262,7 +262,7 @@ def test_of_blocks_without_end_that_are_to_be_compared_the_newest_are_remembered
 @pytest.mark.parametrize("rate", [0.0, 100.0])
 def test_a_fetch_has_as_long_as_computing_takes_or_some_time_where_that_is_not_known(rate: float) -> None:
     place = Place()
-    place.moves.tokens_per_second = rate
+    place.moves.speed.tokens_per_second = rate
     assert place.moves.awaits(NAMES, [], 1)
     (move,) = place.moves.open.values()
     computing = 6 * place.moves._capacity.block_size / rate if rate else 0.0
